@@ -1,0 +1,38 @@
+# make is the manual: each target says what it does.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test test-all lint format bench clean
+help:  ## what can be made
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## compare FedAvg, FedAvgM and FedEve on embedded data; writes demo/report.html
+	$(BIN)/fedeve demo --out demo
+
+test: $(READY)  ## all tests but the slow ones
+	$(BIN)/python -m pytest -n 2 $(PYTEST)
+
+test-all: $(READY)  ## every test
+	$(BIN)/python -m pytest -n 2 -m '' $(PYTEST)
+
+lint: $(READY)  ## formatter, linter, type checker
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)  ## let the formatter and linter mend what they can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## speed, on this machine, into benchmarks/results
+	$(BIN)/python benchmarks/run.py
+
+clean:  ## remove what was made
+	rm -rf $(VENV) build dist demo *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

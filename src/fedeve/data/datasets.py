@@ -1,0 +1,113 @@
+"""Data sets by name. A data set is one file in this folder: a dataclass whose fields are its options.
+
+`datasets.load("glyphs", partition="dirichlet", alpha=0.1)` makes one and deals it to clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import settings
+from ..errors import FedeveError, unknown
+from ..registry import subclasses_in
+from ..seeds import Indices
+from ..settings import setting
+from . import partition
+from .federated import FederatedData
+
+
+class Arrays(NamedTuple):
+    """A data set before it is dealt: inputs as stored, labels, the owner of every training row if it has one."""
+
+    x: NDArray[np.generic]
+    y: Indices
+    owners: Indices | None
+    x_test: NDArray[np.generic]
+    y_test: Indices
+    num_classes: int
+    shift: float | NDArray[np.floating]
+    scale: float | NDArray[np.floating]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A data set and how it is dealt to clients. Subclasses add their own options and `arrays`."""
+
+    partition: str = setting(
+        "natural", help="how examples are dealt to clients", choices=("natural", "iid", "dirichlet", "shards")
+    )
+    alpha: float = setting(0.1, help="Dirichlet's concentration: small is heterogeneous", above=0)
+    num_clients: int | None = setting(None, help="how many clients, unless the partition is natural", low=1)
+    shards_per_client: int = setting(2, help="shards each client gets", low=1)
+    seed: int = setting(0, help="seed of the data and of its partition", low=0)
+
+    source: ClassVar[str] = "made on the spot"
+    licence: ClassVar[str] = ""
+    citation: ClassVar[str] = ""
+    default_clients: ClassVar[int] = 100
+
+    def __post_init__(self) -> None:
+        settings.check(self, where="data.")
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    def arrays(self) -> Arrays:
+        """The examples, before they are dealt to clients."""
+        raise NotImplementedError
+
+    def load(self) -> FederatedData:
+        """The data set dealt to clients."""
+        arrays = self.arrays()
+        return FederatedData.from_arrays(
+            arrays.x,
+            arrays.y,
+            self._deal(arrays),
+            x_test=arrays.x_test,
+            y_test=arrays.y_test,
+            num_classes=arrays.num_classes,
+            shift=arrays.shift,
+            scale=arrays.scale,
+            name=self.name,
+        )
+
+    def _deal(self, arrays: Arrays) -> partition.Partition:
+        if self.partition == "natural":
+            if arrays.owners is None or self.num_clients is not None:
+                raise FedeveError(
+                    f"{self.name} cannot be dealt naturally"
+                    if arrays.owners is None
+                    else "a natural partition has its own clients",
+                    got=f"partition=natural, num_clients={self.num_clients}",
+                    do="use iid, dirichlet or shards" if arrays.owners is None else "leave num_clients out",
+                )
+            return partition.natural(arrays.owners)
+        owners = self.default_clients if arrays.owners is None else len(np.unique(arrays.owners))
+        count = self.num_clients or owners
+        if self.partition == "iid":
+            return partition.iid(arrays.y, num_clients=count, seed=self.seed)
+        if self.partition == "shards":
+            return partition.shards(arrays.y, num_clients=count, per_client=self.shards_per_client, seed=self.seed)
+        return partition.dirichlet(arrays.y, num_clients=count, alpha=self.alpha, seed=self.seed)
+
+
+def all_datasets() -> dict[str, type[Dataset]]:
+    """Every data set by name, `{"digits": Digits, ...}`."""
+    return dict(subclasses_in("fedeve.data", Dataset))
+
+
+def create(name: str, **options: Any) -> Dataset:
+    """A data set's description by name; nothing is read or made before `load()`."""
+    if name not in all_datasets():
+        raise unknown("data set", name, all_datasets())
+    return settings.build(all_datasets()[name], options, where="data.", kind="option")
+
+
+def load(name: str, **options: Any) -> FederatedData:
+    """A data set by name, dealt to clients: `load("digits", partition="dirichlet", alpha=0.1, num_clients=50)`."""
+    return create(name, **options).load()

@@ -1,0 +1,153 @@
+"""FederatedData: arrays as stored (bytes, if they are bytes) and, for every client, which rows are its own."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from ..errors import FedeveError, Words
+from ..seeds import Indices
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Training rows dealt to clients, and one test set. A model's input is `(stored - shift) * scale`.
+
+    >>> data = FederatedData.from_arrays(np.zeros((4, 3)), [0, 1, 1, 0], [[0, 1], [2], [], [3]])
+    >>> data.num_clients, data.sizes.tolist(), data.rows(0).tolist()
+    (4, [2, 1, 0, 1], [0, 1])
+    """
+
+    x: NDArray[np.generic]
+    y: Indices
+    order: Indices
+    """Rows client by client; client k owns `order[offsets[k]:offsets[k + 1]]`."""
+    offsets: Indices
+    x_test: NDArray[np.generic]
+    y_test: Indices
+    num_classes: int
+    shift: float | NDArray[np.floating] = 0.0
+    scale: float | NDArray[np.floating] = 1.0
+    name: str = "arrays"
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: ArrayLike,
+        y: ArrayLike,
+        clients: Sequence[ArrayLike],
+        *,
+        x_test: ArrayLike | None = None,
+        y_test: ArrayLike | None = None,
+        num_classes: int | None = None,
+        shift: float | NDArray[np.floating] | None = None,
+        scale: float | NDArray[np.floating] | None = None,
+        name: str = "arrays",
+    ) -> FederatedData:
+        """Your own data: inputs [n, ...], labels [n], and one array of row numbers per client.
+
+        Bytes are scaled to 0..1 unless `shift` and `scale` say otherwise; without a test set there is no evaluation.
+        """
+        xs, ys = np.asarray(x), _labels(y, "y")
+        test_x = xs[:0] if x_test is None else np.asarray(x_test)
+        test_y = ys[:0] if y_test is None else _labels(y_test, "y_test")
+        _check_rows("x", xs, "y", ys)
+        _check_rows("x_test", test_x, "y_test", test_y)
+        if xs.shape[1:] != test_x.shape[1:]:
+            raise FedeveError(
+                "training and test inputs have different shapes",
+                got=Words(f"{xs.shape[1:]} and {test_x.shape[1:]}"),
+                do="give x and x_test rows of one shape",
+            )
+        parts = [np.asarray(rows, dtype=np.int64).reshape(-1) for rows in clients]
+        if not parts:
+            raise FedeveError("a federation needs clients", got=Words("none"), do="give one index array per client")
+        order = np.concatenate(parts)
+        if len(order) and (order.min() < 0 or order.max() >= len(ys)):
+            raise FedeveError(
+                "a client's row numbers lie outside the data",
+                got=Words(f"rows {order.min()} to {order.max()}"),
+                do=f"use row numbers from 0 to {len(ys) - 1}",
+            )
+        seen = int(max([0, *(values.max() + 1 for values in (ys, test_y) if len(values))]))
+        if num_classes is not None and seen > num_classes:
+            raise FedeveError("a label is out of range", got=seen - 1, do=f"use labels from 0 to {num_classes - 1}")
+        is_bytes = xs.dtype == np.uint8
+        return cls(
+            x=xs,
+            y=ys,
+            order=order,
+            offsets=np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64),
+            x_test=test_x,
+            y_test=test_y,
+            num_classes=num_classes or seen,
+            shift=0.0 if shift is None else shift,
+            scale=(1 / 255 if is_bytes else 1.0) if scale is None else scale,
+            name=name,
+        )
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Indices:
+        """[N] how many examples each client has."""
+        return np.diff(self.offsets)
+
+    @functools.cached_property
+    def with_data(self) -> Indices:
+        """The clients that are not empty."""
+        return np.flatnonzero(self.sizes).astype(np.int64)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    def rows(self, client: int) -> Indices:
+        """The row numbers of one client."""
+        return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+    def inputs(self, stored: NDArray[np.generic], dtype: torch.dtype = torch.float32) -> Tensor:
+        """What a model sees of stored inputs: `(stored - shift) * scale`."""
+        values = torch.from_numpy(np.ascontiguousarray(stored)).to(dtype)
+        return (values - torch.as_tensor(self.shift, dtype=dtype)) * torch.as_tensor(self.scale, dtype=dtype)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A checksum of everything in here, so that a record can say what it was made from."""
+        digest = hashlib.sha256(
+            repr((self.num_classes, np.asarray(self.shift).tolist(), np.asarray(self.scale).tolist())).encode()
+        )
+        for array in (self.x, self.y, self.order, self.offsets, self.x_test, self.y_test):
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
+
+
+def _labels(values: ArrayLike, name: str) -> Indices:
+    labels = np.asarray(values)
+    whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
+    if len(labels) and (not whole or labels.min() < 0):
+        raise FedeveError(
+            f"{name} must hold class numbers",
+            got=Words(f"{labels.dtype} of shape {labels.shape}, smallest {labels.min()}"),
+            do="give one whole number per example, counting from 0",
+        )
+    return labels.astype(np.int64)
+
+
+def _check_rows(name_x: str, x: NDArray[np.generic], name_y: str, y: Indices) -> None:
+    if len(x) != len(y):
+        raise FedeveError(
+            f"{name_x} and {name_y} have different lengths",
+            got=Words(f"{len(x)} inputs and {len(y)} labels"),
+            do="give one label per input",
+        )

@@ -1,0 +1,119 @@
+"""The reference engine: one client after another, written to be read. It is the specification of faster engines.
+
+A round is a straight line: send, train the cohort, summarise, step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from .. import local, seeds
+from ..layout import Layout
+from ..memory import Memory
+from ..method import Sent, Vectors
+from ..run import DTYPES, Run
+from ..summary import Summary
+
+_EVALUATION_BATCH = 1000  # large enough to be fast, small enough to stay in the cache
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one round did: the new state, what to note of it, and what clients remember from now on."""
+
+    num_rounds: int
+    """Rounds done so far, this one included."""
+    state: Any
+    facts: dict[str, float] | None
+    """The method's facts; None where nobody answered, which leaves the state as it was."""
+    answered: int
+    left_out: list[int] = field(default_factory=list)
+    """Clients whose update was not finite."""
+    writes: dict[int, Vectors] = field(default_factory=dict)
+
+
+class Reference:
+    """Trains and evaluates one run."""
+
+    def __init__(self, run: Run, device: torch.device) -> None:
+        self.run, self.device, self.dtype = run, device, DTYPES[run.dtype]
+        self.model: nn.Module = run.build_model().to(device)
+        self.layout = Layout.of(self.model)
+        self.start = self.layout.flatten(dict(self.model.named_parameters()))
+
+    def play(self, state: Any, memory: Memory, first_round: int) -> Iterator[Turn]:
+        """The rounds from `first_round` on. The caller puts a turn's `writes` into the memory before the next."""
+        method = self.run.method
+        for round in range(first_round, self.run.rounds):
+            sent = method.send(state)
+            silent = self.run.silent_in(round)
+            summary, writes, left_out = None, {}, []
+            for client in self.run.cohort_of(round).tolist():
+                if client in silent:
+                    continue
+                remembered = memory.get(client)
+                update, num_steps = self.train(client, round, sent, remembered)
+                extras, remember = method.finish(update, num_steps, self.run.local.lr, sent, remembered)
+                if not all(torch.isfinite(vector).all() for vector in (update, *extras.values())):
+                    left_out.append(client)
+                    continue
+                reply = self.summarise(client, update, extras)
+                summary = reply if summary is None else summary.merge(reply)
+                writes[client] = remember
+            facts = None
+            if summary is not None and summary.weight > 0:
+                state, scalars = method.step(state, summary)
+                facts = {name: float(value) for name, value in scalars.items()}
+            answered = 0 if summary is None else int(summary.count)
+            yield Turn(round + 1, state, facts, answered, left_out, writes)
+
+    def train(self, client: int, round: int, sent: Sent, memory: Vectors) -> tuple[Tensor, int]:
+        """One client's local work: its update, end minus start, and how many steps it took."""
+        run, rows = self.run, self.run.data.rows(client)
+        x = run.data.inputs(run.data.x[rows], self.dtype).to(self.device)
+        y = torch.from_numpy(run.data.y[rows]).to(self.device)
+        correction = run.method.correction(sent, memory)
+        walk = local.begin(run.local, sent.params)
+        self.model.train()
+        with torch.random.fork_rng(devices=[]):  # for models with random layers
+            torch.manual_seed(seeds.torch_seed(run.seed, round, client, "layers"))
+            for batch in local.plan(run.local, len(rows), seed=run.seed, round=round, client=client):
+                mine = torch.from_numpy(batch[batch >= 0]).to(self.device)
+                grad = self.gradient(walk.params, x[mine], y[mine])
+                walk = local.advance(run.local, walk, grad, start=sent.params, correction=correction)
+        return walk.params - sent.params, walk.num_steps
+
+    def gradient(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The gradient [D] of the mean loss on a batch."""
+        params = params.detach().requires_grad_()
+        logits = torch.func.functional_call(self.model, self.layout.unflatten(params), (x,))
+        return torch.autograd.grad(cross_entropy(logits, y), params)[0]
+
+    def summarise(self, client: int, update: Tensor, extras: Vectors) -> Summary:
+        """One client's reply, weighted by its examples."""
+        weight = torch.tensor([float(self.run.data.sizes[client])], device=self.device)
+        return Summary.of(update[None], weight, {name: vector[None] for name, vector in extras.items()})
+
+    @torch.no_grad()
+    def evaluate(self, params: Tensor) -> dict[str, float]:
+        """Top-1 accuracy and mean loss on the whole test set."""
+        data, hits, loss = self.run.data, 0, 0.0
+        named = self.layout.unflatten(params)
+        self.model.eval()
+        for rows in np.split(
+            np.arange(len(data.y_test)), range(_EVALUATION_BATCH, len(data.y_test), _EVALUATION_BATCH)
+        ):
+            y = torch.from_numpy(data.y_test[rows]).to(self.device)
+            x = data.inputs(data.x_test[rows], self.dtype).to(self.device)
+            logits = torch.func.functional_call(self.model, named, (x,))
+            hits += int((logits.argmax(-1) == y).sum())
+            loss += float(cross_entropy(logits, y, reduction="sum"))
+        count = len(data.y_test)
+        return {"accuracy": hits / count, "loss": loss / count} if count else {}

@@ -1,0 +1,110 @@
+"""Local work: what a client does between receiving a model and sending its update, as arithmetic on vectors.
+
+Which batches it sees (`plan`) and how one step moves it (`begin`, `advance`). Models, losses and loops are the engines'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import seeds, settings
+from .errors import FedeveError
+from .method import Correction, Vector, lane
+from .seeds import Indices
+from .settings import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalWork:
+    """The local optimiser and how long it runs: `epochs` over the client's data, or a fixed number of `steps`."""
+
+    lr: float = setting(0.01, help="the client's learning rate", above=0)
+    batch: int = setting(20, help="examples per local step", low=1)
+    epochs: int = setting(1, help="passes over the client's data", low=1)
+    steps: int | None = setting(None, help="a fixed number of local steps, instead of epochs", low=1)
+    optimizer: str = setting("sgd", help="the local optimiser, fresh every round", choices=("sgd", "adam"))
+    momentum: float = setting(0.0, help="momentum of SGD", low=0, below=1)
+    weight_decay: float = setting(0.0, help="L2 penalty added to the gradient", low=0)
+    clip: float | None = setting(None, help="largest norm of a gradient, after its correction", above=0)
+
+    def __post_init__(self) -> None:
+        settings.check(self, where="local.")
+        if self.optimizer == "adam" and self.momentum:
+            raise FedeveError("Adam has no momentum", got=self.momentum, do="leave local.momentum out, or use sgd")
+
+
+def plan(work: LocalWork, num_examples: int, *, seed: int, round: int, client: int) -> Indices:
+    """The batches of one client in one round: positions in its data, [steps, batch], -1 where a batch is short.
+
+    Every epoch is a fresh shuffle, cut into batches; the last one may be short. A client without data has no steps.
+    """
+    if num_examples == 0:
+        return np.empty((0, work.batch), dtype=np.int64)
+    per_epoch = -(-num_examples // work.batch)
+    epochs = work.epochs if work.steps is None else -(-work.steps // per_epoch)
+    rng = seeds.generator(seed, round, client, "batches")
+    rows = np.full((epochs, per_epoch * work.batch), -1, dtype=np.int64)
+    for epoch in range(epochs):
+        rows[epoch, :num_examples] = rng.permutation(num_examples)
+    return rows.reshape(epochs * per_epoch, work.batch)[: work.steps]
+
+
+class Walk(NamedTuple):
+    """A client under way: its `params` [..., D], the optimiser's moments, and the steps taken."""
+
+    params: Vector
+    first: Tensor
+    second: Tensor
+    num_steps: int
+
+
+def begin(work: LocalWork, start: Vector) -> Walk:
+    """A client at its start, with a fresh optimiser."""
+    none = start.new_zeros(())
+    first = torch.zeros_like(start) if work.momentum or work.optimizer == "adam" else none
+    second = torch.zeros_like(start) if work.optimizer == "adam" else none
+    return Walk(start, first, second, 0)
+
+
+def advance(work: LocalWork, walk: Walk, grad: Vector, *, start: Vector, correction: Correction) -> Walk:
+    """One local step along the corrected gradient `grad + prox (params - start) + shift`."""
+    grad = _clipped(work, corrected(grad, walk.params, start, correction))
+    if work.weight_decay:
+        grad = grad + work.weight_decay * walk.params
+    return (_adam if work.optimizer == "adam" else _sgd)(work, walk, grad)
+
+
+def corrected(grad: Vector, params: Vector, start: Vector, correction: Correction) -> Vector:
+    """`grad + prox (params - start) + shift`, the one line every client needs after its backward pass."""
+    if not isinstance(correction.prox, float) or correction.prox:
+        grad = grad + lane(correction.prox) * (params - start)
+    return grad if correction.shift is None else grad + correction.shift
+
+
+def _clipped(work: LocalWork, grad: Vector) -> Vector:
+    if work.clip is None:
+        return grad
+    norm = grad.norm(dim=-1, keepdim=True)
+    return grad * (work.clip / (norm + 1e-6)).clamp(max=1.0)  # 1e-6 as torch.nn.utils.clip_grad_norm_ has it
+
+
+def _sgd(work: LocalWork, walk: Walk, grad: Vector) -> Walk:
+    first = work.momentum * walk.first + grad if work.momentum else grad
+    kept = first if work.momentum else walk.first
+    return Walk(walk.params - lane(work.lr) * first, kept, walk.second, walk.num_steps + 1)
+
+
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # PyTorch's defaults
+
+
+def _adam(work: LocalWork, walk: Walk, grad: Vector) -> Walk:
+    step = walk.num_steps + 1
+    first = _BETA1 * walk.first + (1 - _BETA1) * grad
+    second = _BETA2 * walk.second + (1 - _BETA2) * grad.square()
+    root = (second / (1 - _BETA2**step)).sqrt() + _EPSILON
+    return Walk(walk.params - lane(work.lr) * (first / (1 - _BETA1**step)) / root, first, second, step)

@@ -1,0 +1,206 @@
+"""Record: what a run did, as a header and one JSON line per evaluated round.
+
+A line holds the evaluation and the facts of every round since the line before, so nothing is lost between
+evaluations. Times are not in it: an interrupted and resumed run leaves the same bytes as one that never stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import __version__
+from .errors import FedeveError, Words
+
+if TYPE_CHECKING:
+    from .run import Run
+
+FORMAT = 1
+_NOT_METRICS = ("round", "facts", "answered", "left_out", "lost")
+
+
+@dataclass
+class Record:
+    """A run's results in memory, and `params`, its final parameters, where they are known."""
+
+    header: dict[str, Any]
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    params: Any = None
+
+    @property
+    def evaluated(self) -> NDArray[np.int64]:
+        """The rounds after which the model was evaluated."""
+        return np.array([line["round"] for line in self.lines], dtype=np.int64)
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of what was evaluated."""
+        return [key for key in (self.lines[0] if self.lines else ()) if key not in _NOT_METRICS]
+
+    def metric(self, name: str) -> NDArray[np.float64]:
+        """A metric over the evaluations."""
+        return self._column(name, [line.get(name, _Missing) for line in self.lines], self.metrics)
+
+    def facts(self, name: str) -> NDArray[np.float64]:
+        """A method's fact over all rounds, NaN where a round was lost."""
+        known = sorted({key for line in self.lines for key in line["facts"]})
+        missing = [[None] * len(line["answered"]) for line in self.lines]
+        values = [line["facts"].get(name, gap) for line, gap in zip(self.lines, missing, strict=True)]
+        if name not in known:
+            raise FedeveError(f"this record has no fact {name!r}", got=known, do="ask for one of those")
+        return self._column(name, [value for part in values for value in part], known)
+
+    def final(self, name: str, *, last: int = 100) -> float:
+        """The mean of a metric over the evaluations of the last `last` rounds."""
+        values = self.metric(name)
+        if not len(values):
+            raise FedeveError("nothing was evaluated yet", got=Words("an empty record"), do="let the run go on")
+        return float(values[self.evaluated > self.evaluated[-1] - last].mean())
+
+    @property
+    def lost(self) -> list[int]:
+        """Rounds in which nobody answered."""
+        return [round for line in self.lines for round in line.get("lost", [])]
+
+    @property
+    def left_out(self) -> dict[int, list[int]]:
+        """Clients whose update was not finite, by round."""
+        return {int(r): clients for line in self.lines for r, clients in line.get("left_out", {}).items()}
+
+    def _column(self, name: str, values: Sequence[Any], known: list[str]) -> NDArray[np.float64]:
+        if _Missing in values:
+            raise FedeveError(f"this record has no metric {name!r}", got=known, do="ask for one of those")
+        return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Record:
+        """A record from its file; a torn last line, left by a kill in mid-write, is passed over."""
+        header, lines = _parse(Path(path))
+        return cls(header, lines)
+
+
+class _Missing:
+    """Stands for a metric that a line does not have."""
+
+
+class RecordFile:
+    """A record on disk, appended line by line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def create(self, header: dict[str, Any]) -> None:
+        """Write a new file with this header, beside and renamed."""
+        write_atomically(self.path, _dump(header).encode())
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add a line; if the disk refuses, the file is as it was before."""
+        size = self.path.stat().st_size
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                _write_all(file.fileno(), _dump(line).encode())
+        except OSError as error:
+            os.truncate(self.path, size)
+            raise cannot_write(self.path, error) from error
+
+    def rewind(self, num_rounds: int) -> list[dict[str, Any]]:
+        """Drop every line after `num_rounds` and return those that stay."""
+        header, lines = _parse(self.path)
+        kept = [line for line in lines if line["round"] <= num_rounds]
+        write_atomically(self.path, "".join(map(_dump, [header, *kept])).encode())
+        return kept
+
+
+def header(run: Run, *, num_params: int, device: object, engine: str) -> dict[str, Any]:
+    """The first line of a record: what was run, on what."""
+    versions = {name: metadata.version(name) for name in ("torch", "numpy")}
+    return {
+        "record": FORMAT,
+        "config": run.describe(),
+        "identity": run.identity(),
+        "num_params": num_params,
+        "seed": run.seed,
+        "data": run.data.fingerprint,
+        "device": str(device),
+        "engine": engine,
+        "versions": {"fedeve": __version__, "python": platform.python_version(), **versions},
+    }
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file beside its place and rename it there: it is either the old one or the new one, never half."""
+    beside = path.with_name(path.name + ".part")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            _write_all(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> FedeveError:
+    """The error for a disk that refuses."""
+    return FedeveError(
+        f"cannot write {path}",
+        got=Words(error.strerror or str(error)),
+        do="make room or choose another folder; what was there before is untouched",
+    )
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _dump(value: dict[str, Any]) -> str:
+    return json.dumps(_finite(value), allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    # JSON has no NaN or infinity: they are written as null and read back as NaN.
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parse(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    try:
+        rows = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise FedeveError(
+            "cannot read the record", got=Words(f"{path}: {error.strerror}"), do="check the path"
+        ) from error
+    rows, torn = rows[:-1], rows[-1]
+    del torn  # without its newline a line was not finished
+    values = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            values.append(json.loads(row))
+        except ValueError:
+            raise FedeveError(
+                f"line {number} of {path} is damaged", got=row[:60], do="restore the file from a copy or run again"
+            ) from None
+    if not values or not isinstance(values[0], dict) or values[0].get("record") != FORMAT:
+        found = values[0] if values else Words("an empty file")
+        raise FedeveError(
+            f"{path} is not a record of format {FORMAT}", got=found, do="give a record.jsonl of this version"
+        )
+    return values[0], values[1:]

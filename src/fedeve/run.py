@@ -1,0 +1,121 @@
+"""Run: everything that determines a simulation's numbers. Where and how fast it is computed is not here."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import models, seeds, settings
+from .data.federated import FederatedData
+from .errors import FedeveError, Words
+from .layout import Layout
+from .local import LocalWork
+from .method import Method
+from .seeds import Indices
+from .settings import setting
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """One simulation: a method on a federation. Two equal runs give equal records, whatever the engine."""
+
+    method: Method
+    data: FederatedData
+    model: str | nn.Module = setting("lenet5", help="a model's name, or any module without running statistics")
+    rounds: int = setting(100, help="how many rounds", low=1)
+    cohort: int = setting(10, help="clients sampled each round, without replacement", low=1)
+    local: LocalWork = field(default_factory=LocalWork)
+    seed: int = setting(0, help="seed of the model, the cohorts and the batches", low=0)
+    eval_every: int = setting(10, help="rounds between evaluations; the last round is always evaluated", low=1)
+    dropout: float = setting(0.0, help="probability that a sampled client never answers", low=0, high=1)
+    empty: str = setting("skip", help="clients without data: never sampled, or kept", choices=("skip", "keep"))
+    dtype: str = setting("float32", help="number format of the parameters", choices=tuple(DTYPES))
+
+    def __post_init__(self) -> None:
+        settings.check(self)
+        if self.cohort > self.num_available:
+            kind = "clients with data" if self.empty == "skip" else "clients"
+            raise FedeveError(
+                f"the cohort is larger than the {self.num_available} {kind}",
+                got=self.cohort,
+                do=f"set cohort to at most {self.num_available}",
+            )
+        if isinstance(self.model, nn.Module):
+            Layout.of(self.model)
+
+    @property
+    def num_available(self) -> int:
+        return len(self.data.with_data) if self.empty == "skip" else self.data.num_clients
+
+    def cohort_of(self, round: int) -> Indices:
+        """The clients sampled in a round, in the order drawn."""
+        population = self.data.with_data if self.empty == "skip" else self.data.num_clients
+        return seeds.cohort(population, self.cohort, seed=self.seed, round=round)
+
+    def silent_in(self, round: int) -> set[int]:
+        """Those of the round's cohort who never answer."""
+        return set(seeds.silent(self.cohort_of(round), share=self.dropout, seed=self.seed, round=round).tolist())
+
+    def is_evaluated(self, num_rounds: int) -> bool:
+        """Whether the model is evaluated once `num_rounds` rounds are done."""
+        return num_rounds % self.eval_every == 0 or num_rounds == self.rounds
+
+    def build_model(self) -> nn.Module:
+        """The model in the run's dtype, initialised from the run's seed; a module that was given keeps its weights."""
+        if isinstance(self.model, nn.Module):
+            return self.model.to(DTYPES[self.dtype])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeds.torch_seed(self.seed, "model"))
+            return models.create(self.model, self.data.input_shape, self.data.num_classes).to(DTYPES[self.dtype])
+
+    def describe(self) -> dict[str, Any]:
+        """The run as plain values, for the header of a record."""
+        plain = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in ("method", "data", "local", "model")
+        }
+        model = self.model if isinstance(self.model, str) else type(self.model).__name__
+        return {
+            **plain,
+            "model": model,
+            "method": {"name": self.method.name, **dataclasses.asdict(self.method)},
+            "local": dataclasses.asdict(self.local),
+            "data": {
+                "name": self.data.name,
+                "num_clients": self.data.num_clients,
+                "num_examples": len(self.data.order),
+                "num_test": len(self.data.y_test),
+                "fingerprint": self.data.fingerprint,
+            },
+        }
+
+    def identity(self) -> str:
+        """A checksum of `describe()` and, for a module that was given, of its weights."""
+        digest = hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode())
+        if isinstance(self.model, nn.Module):
+            layout = Layout.of(self.model)
+            digest.update(repr(layout).encode())
+            digest.update(layout.flatten(dict(self.model.named_parameters())).cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is a CUDA device where there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = Words(f"{name!r} ({str(error).splitlines()[0]})")
+        raise FedeveError("this device cannot be used", got=reason, do="use auto, cpu or cuda") from None
+    return device

@@ -1,0 +1,115 @@
+"""Settings: fields of frozen dataclasses that carry their own help text, bounds and choices.
+
+Methods, local work, data sets and runs are all such dataclasses, so one check at construction, one reader of
+TOML tables and one generator of help texts serve them all. Reading files is not here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from .errors import FedeveError, unknown
+
+T = TypeVar("T")
+
+
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field with a help text and bounds: `low <= value <= high`, `above < value < below`."""
+    metadata = {"help": help, "low": low, "above": above, "high": high, "below": below, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check(instance: Any, *, where: str = "") -> None:
+    """Raise if a setting of `instance` has the wrong type or lies outside its bounds."""
+    hints = typing.get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        if "help" in field.metadata:
+            _check_value(where + field.name, getattr(instance, field.name), hints[field.name], field.metadata)
+
+
+def build(cls: type[T], table: Mapping[str, Any], *, where: str = "", kind: str = "setting") -> T:
+    """An instance of the dataclass `cls` from a table of plain values, refusing unknown keys and bad values."""
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    for key in table:
+        if key not in fields:
+            raise unknown(f"{kind} {where + key!r}", key, fields)
+    for name, field in fields.items():
+        no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if no_default and name not in table:
+            raise FedeveError(f"{where}{name} is missing", got=dict(table), do=f"set it: {_advice(field.metadata)}")
+    # Checked before construction, so that the error names the key's full path.
+    hints = typing.get_type_hints(cls)
+    for key, value in table.items():
+        _check_value(where + key, value, hints[key], fields[key].metadata)
+    return cls(**table)
+
+
+def describe(cls: type) -> dict[str, tuple[Any, str]]:
+    """Every setting of a dataclass with its default and its help text."""
+    return {f.name: (f.default, f.metadata["help"]) for f in dataclasses.fields(cls) if "help" in f.metadata}
+
+
+def _check_value(name: str, value: Any, hint: Any, rules: Mapping[str, Any]) -> None:
+    if hasattr(value, "ndim"):  # a tensor of one value per lane: each lane was checked as a number of its own
+        return
+    if not _fits(value, hint):
+        raise FedeveError(f"{name} must be {_words(hint)}", got=value, do=f"write {_advice(rules)}")
+    choices = rules.get("choices") or ()
+    if choices and value not in choices:
+        raise unknown(f"{name}", value, choices)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return
+    if not math.isfinite(value):
+        raise FedeveError(f"{name} must be finite", got=value, do=f"write {_advice(rules)}")
+    tests = {
+        "low": ("at least", lambda v, b: v >= b),
+        "above": ("above", lambda v, b: v > b),
+        "high": ("at most", lambda v, b: v <= b),
+        "below": ("below", lambda v, b: v < b),
+    }
+    for rule, (word, holds) in tests.items():
+        bound = rules.get(rule)
+        if bound is not None and not holds(value, bound):
+            raise FedeveError(f"{name} must be {word} {bound:g}", got=value, do=f"write {_advice(rules)}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(hint))
+    if hint is Any:
+        return True
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, typing.get_origin(hint) or hint)
+
+
+_WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", type(None): "left out"}
+
+
+def _words(hint: Any) -> str:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_words(part) for part in typing.get_args(hint))
+    return _WORDS.get(hint, str(getattr(hint, "__name__", hint)))
+
+
+def _advice(rules: Mapping[str, Any]) -> str:
+    words = {"low": "at least", "above": "above", "high": "at most", "below": "below"}
+    bounds = [f"{word} {rules[rule]:g}" for rule, word in words.items() if rules.get(rule) is not None]
+    what = f"one of {', '.join(rules['choices'])}" if rules.get("choices") else "a value"
+    return f"{what}{' ' if bounds else ''}{' and '.join(bounds)} ({rules.get('help', 'see the documentation')})"

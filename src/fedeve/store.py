@@ -1,0 +1,102 @@
+"""Store: a run's folder on disk. Its record, its latest checkpoint, and a lock against a second process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .checkpoint import Checkpoint
+from .errors import FedeveError, Words
+from .memory import Memory
+from .record import Record, RecordFile, cannot_write
+
+RECORD, CHECKPOINT, LOCK = "record.jsonl", "checkpoint.safetensors", ".lock"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands: rounds done, the server's state, notes not yet in the record, the last turn's writes."""
+
+    num_rounds: int
+    state: Any
+    pending: tuple[dict[str, Any], ...] = ()
+    writes: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Store:
+    """The folder of the run with this identity."""
+
+    out: Path
+    identity: str
+
+    @property
+    def file(self) -> RecordFile:
+        return RecordFile(self.out / RECORD)
+
+    def create(self, header: dict[str, Any]) -> None:
+        """Begin a new run here."""
+        if self.file.path.exists():
+            raise FedeveError(
+                "this folder holds a run already",
+                got=str(self.out),
+                do=f"continue it with 'fedeve resume {self.out}' or choose another",
+            )
+        self.file.create(header)
+
+    def save(self, position: Position, memory: Memory) -> None:
+        """Write a checkpoint."""
+        tensors = {f"state.{name}": tensor for name, tensor in position.state._asdict().items()}
+        tensors |= {f"memory.{name}": tensor for name, tensor in memory.tensors().items()}
+        values = {"num_rounds": position.num_rounds, "pending": position.pending}
+        Checkpoint(tensors, values).save(self.out / CHECKPOINT, identity=self.identity)
+
+    def restore(self, start: Position, memory: Memory) -> tuple[Position, Record]:
+        """The checkpoint's position, or the start where there is none yet, and the record rewound to it."""
+        if not self.file.path.exists():
+            raise FedeveError("there is no run to resume", got=str(self.out), do="give a folder made by 'fedeve run'")
+        record = Record.read(self.file.path)
+        if record.header["identity"] != self.identity:
+            raise FedeveError(
+                f"{self.out} belongs to another run",
+                got=Words(f"identity {record.header['identity']}"),
+                do="resume it with the configuration and data it was started with",
+            )
+        if not (self.out / CHECKPOINT).exists():
+            return start, Record(record.header, self.file.rewind(0))
+        found = Checkpoint.load(self.out / CHECKPOINT, identity=self.identity)
+        device = start.state.params.device
+        state = {name: found.tensors[f"state.{name}"].to(device) for name in start.state._fields}
+        memory.load({n.removeprefix("memory."): t for n, t in found.tensors.items() if n.startswith("memory.")})
+        num_rounds = found.values["num_rounds"]
+        position = Position(num_rounds, start.state._replace(**state), tuple(found.values["pending"]))
+        return position, Record(record.header, self.file.rewind(num_rounds))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder, made if need be, for this process alone; the lock goes with the process, however it ends."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise cannot_write(self.out, error) from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(handle, 20, 0).decode() or "unknown"
+                raise FedeveError(
+                    f"{self.out} is in use",
+                    got=Words(f"process {holder}"),
+                    do="wait for it to end or choose another folder",
+                ) from None
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(handle)

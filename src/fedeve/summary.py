@@ -1,0 +1,122 @@
+"""Summary: all that a server needs of a cohort's updates, in one pass and O(D) memory.
+
+Sums are kept as means and scatters in float64 and merged pairwise (Chan, Golub & LeVeque 1983), so the spread stays
+exact where the mean dominates it, and neither order nor grouping of the clients matters beyond rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from .errors import FedeveError, Words
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and spread of the updates of `count` clients. Closed under `merge`.
+
+    >>> summary = Summary.of(torch.tensor([[1.0, 0.0], [4.0, 0.0]]), torch.tensor([1.0, 2.0]))
+    >>> summary.mean.tolist(), summary.spread.item()
+    ([3.0, 0.0], 5.0)
+    """
+
+    count: Tensor
+    """[...] how many clients, S."""
+    weight: Tensor
+    """[...] their total weight, sum n_k."""
+    mean: Tensor
+    """[..., D] weighted mean, u = sum_k n_k u_k / sum_k n_k; zero where the weight is zero."""
+    center: Tensor
+    """[..., D] plain mean of the updates."""
+    scatter: Tensor
+    """[...] sum_k |u_k - center|^2."""
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """[..., D] plain mean of whatever else clients sent, by name."""
+
+    @property
+    def spread(self) -> Tensor:
+        """[...] `sum_k |u_k - u|^2`, a plain sum over clients around the weighted mean."""
+        # Around any point: sum |u_k - u|^2 = sum |u_k - center|^2 + S |center - u|^2 (both terms positive).
+        return self.scatter + self.count * (self.center - self.mean).square().sum(-1)
+
+    @classmethod
+    def of(cls, updates: Tensor, weights: Tensor, extras: Mapping[str, Tensor] | None = None) -> Summary:
+        """Summary of `updates` [..., S, D] with `weights` [..., S] and `extras` [..., S, D] by name."""
+        _check(updates, weights, extras or {})
+        values, weights = updates.double(), weights.double()
+        weight = weights.sum(-1)
+        # Divided before summing: exact for one client, and no overflow for large example counts.
+        shares = weights / torch.where(weight > 0, weight, 1.0)[..., None]
+        center = values.mean(-2)
+        return cls(
+            count=torch.full_like(weight, updates.shape[-2]),
+            weight=weight,
+            # The mean of what is left after the centre is taken away keeps all digits of the differences.
+            mean=torch.where(
+                (weight > 0)[..., None],
+                center + (shares[..., None] * (values - center[..., None, :])).sum(-2),
+                0.0,
+            ),
+            center=center,
+            scatter=(values - center[..., None, :]).square().sum((-2, -1)),
+            extras={name: value.double().mean(-2) for name, value in (extras or {}).items()},
+        )
+
+    def merge(self, other: Summary) -> Summary:
+        """The summary of both groups of clients together."""
+        if self.mean.shape != other.mean.shape or set(self.extras) != set(other.extras):
+            raise FedeveError(
+                "summaries of different models cannot be merged",
+                got=Words(f"{_words(self)} and {_words(other)}"),
+                do="merge updates of one model, sent by clients of one method",
+            )
+        count, weight = self.count + other.count, self.weight + other.weight
+        share = (other.count / count)[..., None]
+        share_by_weight = torch.where(weight > 0, other.weight / torch.where(weight > 0, weight, 1.0), 0.0)[..., None]
+        gap = other.center - self.center
+        return Summary(
+            count=count,
+            weight=weight,
+            mean=self.mean + share_by_weight * (other.mean - self.mean),
+            center=self.center + share * gap,
+            # Chan et al. (1983), eq. 2.1b: the scatter between the two groups.
+            scatter=self.scatter + other.scatter + self.count * other.count / count * gap.square().sum(-1),
+            extras={n: mean + share * (other.extras[n] - mean) for n, mean in self.extras.items()},
+        )
+
+    @staticmethod
+    def merged(parts: Iterable[Summary]) -> Summary:
+        """All `parts` merged from left to right; there must be at least one."""
+        return reduce(Summary.merge, parts)
+
+
+def _words(summary: Summary) -> str:
+    return f"a summary of shape {tuple(summary.mean.shape)} with extras {sorted(summary.extras)}"
+
+
+def _check(updates: Tensor, weights: Tensor, extras: Mapping[str, Tensor]) -> None:
+    if updates.ndim < 2 or updates.shape[:-1] != weights.shape or updates.shape[-2] == 0:
+        raise FedeveError(
+            "updates and weights do not fit together",
+            got=Words(f"updates of shape {tuple(updates.shape)}, weights of shape {tuple(weights.shape)}"),
+            do="give updates [..., S, D], one row per client, and weights [..., S] with S at least 1",
+        )
+    for name, value in extras.items():
+        if value.shape != updates.shape:
+            raise FedeveError(
+                f"{name!r} does not fit the updates",
+                got=Words(f"shape {tuple(value.shape)}"),
+                do=f"give one row per client: {tuple(updates.shape)}",
+            )
+    # Integer weights cannot be NaN; on a GPU this one comparison is a synchronisation the engines can afford.
+    if not bool((torch.isfinite(weights.double()) & (weights >= 0)).all()):
+        raise FedeveError(
+            "weights must be finite and not negative",
+            got=weights.tolist(),
+            do="give the number of examples each client trained on",
+        )
