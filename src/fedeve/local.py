@@ -1,6 +1,6 @@
 """Local work: what a client does between receiving a model and sending its update, as arithmetic on vectors.
 
-Which batches it sees (`plan`) and how one step moves it (`begin`, `advance`). Models, losses and loops are the engines'.
+Which batches it sees (`plan`) and how a step moves it (`begin`, `advance`). Models, losses, loops are the engines'.
 """
 
 from __future__ import annotations

@@ -28,8 +28,6 @@ class State(Protocol):
 
     @property
     def params(self) -> Vector: ...
-    def _replace(self, **fields: Any) -> Any: ...
-    def _asdict(self) -> dict[str, Tensor]: ...
 
 
 S = TypeVar("S", bound=State)
@@ -139,6 +137,6 @@ def observed(state: State, summary: Summary) -> Vector:
 
 def keep(state: S, **fields: Tensor) -> S:
     """The state with new values in these fields, each in the dtype it had (arithmetic is done in float64)."""
-    old = state._asdict()
-    new: S = state._replace(**{name: value.to(old[name].dtype) for name, value in fields.items()})
+    named: Any = state  # a NamedTuple, for which the type system has no word
+    new: S = named._replace(**{name: value.to(getattr(state, name).dtype) for name, value in fields.items()})
     return new

@@ -6,6 +6,7 @@ evaluations. Times are not in it: an interrupted and resumed run leaves the same
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -130,7 +131,12 @@ def header(run: Run, *, num_params: int, device: object, engine: str) -> dict[st
         "identity": run.identity(),
         "num_params": num_params,
         "seed": run.seed,
-        "data": run.data.fingerprint,
+        "data": {
+            "fingerprint": run.data.fingerprint,
+            "num_clients": run.data.num_clients,
+            "num_examples": len(run.data.order),
+            "num_test": len(run.data.y_test),
+        },
         "device": str(device),
         "engine": engine,
         "versions": {"fedeve": __version__, "python": platform.python_version(), **versions},
@@ -149,7 +155,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(descriptor)
         os.replace(beside, path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise cannot_write(path, error) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -69,38 +70,28 @@ class Run:
         return num_rounds % self.eval_every == 0 or num_rounds == self.rounds
 
     def build_model(self) -> nn.Module:
-        """The model in the run's dtype, initialised from the run's seed; a module that was given keeps its weights."""
+        """The model in the run's dtype, initialised from the run's seed; of a module that was given, a copy."""
         if isinstance(self.model, nn.Module):
-            return self.model.to(DTYPES[self.dtype])
+            return copy.deepcopy(self.model).to(DTYPES[self.dtype])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.torch_seed(self.seed, "model"))
             return models.create(self.model, self.data.input_shape, self.data.num_classes).to(DTYPES[self.dtype])
 
     def describe(self) -> dict[str, Any]:
-        """The run as plain values, for the header of a record."""
-        plain = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if f.name not in ("method", "data", "local", "model")
-        }
-        model = self.model if isinstance(self.model, str) else type(self.model).__name__
+        """The run as a configuration of plain values; where its data and model have names, it can be built again."""
+        tables = ("method", "data", "local", "model")
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in tables}
         return {
             **plain,
-            "model": model,
+            "model": self.model if isinstance(self.model, str) else type(self.model).__name__,
             "method": {"name": self.method.name, **dataclasses.asdict(self.method)},
             "local": dataclasses.asdict(self.local),
-            "data": {
-                "name": self.data.name,
-                "num_clients": self.data.num_clients,
-                "num_examples": len(self.data.order),
-                "num_test": len(self.data.y_test),
-                "fingerprint": self.data.fingerprint,
-            },
+            "data": {"name": self.data.name, **self.data.options},
         }
 
     def identity(self) -> str:
-        """A checksum of `describe()` and, for a module that was given, of its weights."""
-        digest = hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode())
+        """A checksum of `describe()`, of the data and, for a module that was given, of its weights."""
+        digest = hashlib.sha256(json.dumps([self.describe(), self.data.fingerprint], sort_keys=True).encode())
         if isinstance(self.model, nn.Module):
             layout = Layout.of(self.model)
             digest.update(repr(layout).encode())

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+import numpy as np
 
 from .errors import FedeveError, unknown
 
@@ -34,33 +37,44 @@ def setting(
 
 
 def check(instance: Any, *, where: str = "") -> None:
-    """Raise if a setting of `instance` has the wrong type or lies outside its bounds."""
+    """Raise if a setting of `instance` has the wrong type or lies outside its bounds; numpy numbers become Python's."""
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if isinstance(value, np.generic):
+            value = value.item()
+            object.__setattr__(instance, field.name, value)  # the instance is frozen, but still being made
         if "help" in field.metadata:
-            _check_value(where + field.name, getattr(instance, field.name), hints[field.name], field.metadata)
+            _check_value(where + field.name, value, hints[field.name], field.metadata)
 
 
 def build(cls: type[T], table: Mapping[str, Any], *, where: str = "", kind: str = "setting") -> T:
     """An instance of the dataclass `cls` from a table of plain values, refusing unknown keys and bad values."""
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    for key in table:
-        if key not in fields:
-            raise unknown(f"{kind} {where + key!r}", key, fields)
-    for name, field in fields.items():
-        no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if no_default and name not in table:
-            raise FedeveError(f"{where}{name} is missing", got=dict(table), do=f"set it: {_advice(field.metadata)}")
-    # Checked before construction, so that the error names the key's full path.
+    check_table(cls, table, where=where, kind=kind)
+    return cls(**table)
+
+
+def check_table(cls: type, table: Mapping[str, Any], *, where: str = "", kind: str = "setting") -> None:
+    """Raise unless every key of `table` is a field of the dataclass `cls` with a value that fits it."""
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     hints = typing.get_type_hints(cls)
     for key, value in table.items():
+        if key not in fields:
+            raise unknown(f"{kind} {where + key!r}", key, fields)
         _check_value(where + key, value, hints[key], fields[key].metadata)
-    return cls(**table)
 
 
 def describe(cls: type) -> dict[str, tuple[Any, str]]:
     """Every setting of a dataclass with its default and its help text."""
     return {f.name: (f.default, f.metadata["help"]) for f in dataclasses.fields(cls) if "help" in f.metadata}
+
+
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "low": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "high": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 
 
 def _check_value(name: str, value: Any, hint: Any, rules: Mapping[str, Any]) -> None:
@@ -75,13 +89,7 @@ def _check_value(name: str, value: Any, hint: Any, rules: Mapping[str, Any]) -> 
         return
     if not math.isfinite(value):
         raise FedeveError(f"{name} must be finite", got=value, do=f"write {_advice(rules)}")
-    tests = {
-        "low": ("at least", lambda v, b: v >= b),
-        "above": ("above", lambda v, b: v > b),
-        "high": ("at most", lambda v, b: v <= b),
-        "below": ("below", lambda v, b: v < b),
-    }
-    for rule, (word, holds) in tests.items():
+    for rule, (word, holds) in _BOUNDS.items():
         bound = rules.get(rule)
         if bound is not None and not holds(value, bound):
             raise FedeveError(f"{name} must be {word} {bound:g}", got=value, do=f"write {_advice(rules)}")
@@ -109,7 +117,6 @@ def _words(hint: Any) -> str:
 
 
 def _advice(rules: Mapping[str, Any]) -> str:
-    words = {"low": "at least", "above": "above", "high": "at most", "below": "below"}
-    bounds = [f"{word} {rules[rule]:g}" for rule, word in words.items() if rules.get(rule) is not None]
+    bounds = [f"{word} {rules[rule]:g}" for rule, (word, _) in _BOUNDS.items() if rules.get(rule) is not None]
     what = f"one of {', '.join(rules['choices'])}" if rules.get("choices") else "a value"
     return f"{what}{' ' if bounds else ''}{' and '.join(bounds)} ({rules.get('help', 'see the documentation')})"

@@ -41,12 +41,7 @@ class Store:
 
     def create(self, header: dict[str, Any]) -> None:
         """Begin a new run here."""
-        if self.file.path.exists():
-            raise FedeveError(
-                "this folder holds a run already",
-                got=str(self.out),
-                do=f"continue it with 'fedeve resume {self.out}' or choose another",
-            )
+        refuse_occupied(self.out)
         self.file.create(header)
 
     def save(self, position: Position, memory: Memory) -> None:
@@ -58,9 +53,7 @@ class Store:
 
     def restore(self, start: Position, memory: Memory) -> tuple[Position, Record]:
         """The checkpoint's position, or the start where there is none yet, and the record rewound to it."""
-        if not self.file.path.exists():
-            raise FedeveError("there is no run to resume", got=str(self.out), do="give a folder made by 'fedeve run'")
-        record = Record.read(self.file.path)
+        record = _recorded(self.out)
         if record.header["identity"] != self.identity:
             raise FedeveError(
                 f"{self.out} belongs to another run",
@@ -100,3 +93,25 @@ class Store:
             yield
         finally:
             os.close(handle)
+
+
+def refuse_occupied(out: Path) -> None:
+    """Raise if a folder holds a run."""
+    if (out / RECORD).exists():
+        raise FedeveError(
+            "this folder holds a run already",
+            got=str(out),
+            do=f"continue it with 'fedeve resume {out}' or choose another",
+        )
+
+
+def recorded_config(out: Path) -> dict[str, Any]:
+    """The configuration of the run that a folder holds."""
+    config: dict[str, Any] = _recorded(out).header["config"]
+    return config
+
+
+def _recorded(out: Path) -> Record:
+    if not (out / RECORD).exists():
+        raise FedeveError("there is no run to resume", got=str(out), do="give a folder made by 'fedeve run'")
+    return Record.read(out / RECORD)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,7 +17,7 @@ from ..errors import FedeveError, unknown
 from ..registry import subclasses_in
 from ..seeds import Indices
 from ..settings import setting
-from . import partition
+from . import partition as ways
 from .federated import FederatedData
 
 
@@ -74,26 +75,25 @@ class Dataset:
             shift=arrays.shift,
             scale=arrays.scale,
             name=self.name,
+            options=dataclasses.asdict(self),
         )
 
-    def _deal(self, arrays: Arrays) -> partition.Partition:
+    def _deal(self, arrays: Arrays) -> ways.Partition:
         if self.partition == "natural":
-            if arrays.owners is None or self.num_clients is not None:
+            if arrays.owners is None:
                 raise FedeveError(
-                    f"{self.name} cannot be dealt naturally"
-                    if arrays.owners is None
-                    else "a natural partition has its own clients",
-                    got=f"partition=natural, num_clients={self.num_clients}",
-                    do="use iid, dirichlet or shards" if arrays.owners is None else "leave num_clients out",
+                    f"{self.name} has no natural clients", got="natural", do="use iid, dirichlet or shards"
                 )
-            return partition.natural(arrays.owners)
+            if self.num_clients is not None:
+                raise FedeveError("natural clients cannot be counted", got=self.num_clients, do="leave num_clients out")
+            return ways.natural(arrays.owners)
         owners = self.default_clients if arrays.owners is None else len(np.unique(arrays.owners))
         count = self.num_clients or owners
         if self.partition == "iid":
-            return partition.iid(arrays.y, num_clients=count, seed=self.seed)
+            return ways.iid(arrays.y, num_clients=count, seed=self.seed)
         if self.partition == "shards":
-            return partition.shards(arrays.y, num_clients=count, per_client=self.shards_per_client, seed=self.seed)
-        return partition.dirichlet(arrays.y, num_clients=count, alpha=self.alpha, seed=self.seed)
+            return ways.shards(arrays.y, num_clients=count, per_client=self.shards_per_client, seed=self.seed)
+        return ways.dirichlet(arrays.y, num_clients=count, alpha=self.alpha, seed=self.seed)
 
 
 def all_datasets() -> dict[str, type[Dataset]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ class FederatedData:
     shift: float | NDArray[np.floating] = 0.0
     scale: float | NDArray[np.floating] = 1.0
     name: str = "arrays"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What the data set of that name was asked for, so that it can be made again."""
 
     @classmethod
     def from_arrays(
@@ -50,6 +53,7 @@ class FederatedData:
         shift: float | NDArray[np.floating] | None = None,
         scale: float | NDArray[np.floating] | None = None,
         name: str = "arrays",
+        options: Mapping[str, Any] | None = None,
     ) -> FederatedData:
         """Your own data: inputs [n, ...], labels [n], and one array of row numbers per client.
 
@@ -91,6 +95,7 @@ class FederatedData:
             shift=0.0 if shift is None else shift,
             scale=(1 / 255 if is_bytes else 1.0) if scale is None else scale,
             name=name,
+            options=options or {},
         )
 
     @property

@@ -7,8 +7,8 @@ needs, so a kill or Ctrl-C at any moment leaves files from which the same number
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -49,14 +49,35 @@ class Interrupted(KeyboardInterrupt):
 
 
 @overload
-def simulate(run: Run, **options: Any) -> Record: ...
+def simulate(
+    run: Run,
+    *,
+    engine: str = ...,
+    device: str = ...,
+    threads: int = ...,
+    out: str | Path | None = ...,
+    resume: bool = ...,
+    checkpoint_every: float = ...,
+    watch: Watcher | None = ...,
+) -> Record: ...
 @overload
-def simulate(run: Sequence[Run], **options: Any) -> list[Record]: ...
+def simulate(
+    run: Sequence[Run],
+    *,
+    engine: str = ...,
+    device: str = ...,
+    threads: int = ...,
+    out: str | Path | None = ...,
+    resume: bool = ...,
+    checkpoint_every: float = ...,
+    watch: Watcher | None = ...,
+) -> list[Record]: ...
 def simulate(
     run: Run | Sequence[Run],
     *,
     engine: str = "auto",
     device: str = "auto",
+    threads: int = 1,
     out: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: float = 10.0,
@@ -65,16 +86,28 @@ def simulate(
     """Play a run, or several, to the end and return what happened.
 
     With `out`, a folder, the record and a checkpoint every `checkpoint_every` seconds go there, and `resume=True`
-    continues what lies there. `watch` is called after every round.
+    continues what lies there. `watch` is called after every round. One CPU thread is the default because small models
+    gain nothing from more, and because the order of sums, so the last bits, may depend on their number.
     """
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     target = choose_device(device)
-    if isinstance(run, Run):
-        return _simulate(run, target, None if out is None else Path(out), resume, checkpoint_every, watch)
-    if out is not None:
+    if not isinstance(run, Run) and out is not None:
         raise FedeveError("several runs cannot share one folder", got=str(out), do="simulate them one by one")
-    return [_simulate(each, target, None, False, checkpoint_every, watch) for each in run]
+    with _threads(threads):
+        if isinstance(run, Run):
+            return _simulate(run, target, None if out is None else Path(out), resume, checkpoint_every, watch)
+        return [_simulate(each, target, None, False, checkpoint_every, watch) for each in run]
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _simulate(

@@ -1,4 +1,4 @@
-"""The general predict-observe filter of the paper, eqs. (9) and (10), in one dimension on a grid, for any noise density.
+"""The paper's general predict-observe filter, eqs. (9) and (10), in one dimension on a grid, for any noise density.
 
 It exists to be compared with: on Gaussian noise it gives what `kalman.py` gives in closed form, and it shows what the
 closed form leaves out when the noise is not Gaussian. No method uses it.
@@ -48,7 +48,8 @@ class GridFilter:
     def predict(self, noise: Density, *, transition: Callable[[Array], Array] = lambda w: w) -> GridFilter:
         """(9) `f-(w) = integral f_Q(w - g(v)) f+(v) dv`."""
         kernel = noise(self.points[:, None] - transition(self.points)[None, :])
-        return GridFilter(self.points, _normalised(self.points, np.trapezoid(kernel * self.density, self.points)))
+        prior = np.asarray(np.trapezoid(kernel * self.density, self.points))
+        return GridFilter(self.points, _normalised(self.points, prior))
 
     def observe(
         self, value: float, noise: Density, *, observation: Callable[[Array], Array] = lambda w: w

@@ -30,7 +30,8 @@ class FedDyn(Method):
         server: h <- h - alpha (S/N) u_bar
                 w <- w + u_bar - h / alpha
 
-    What differs from the paper: nothing but the sign of the update.
+    What differs from the paper: nothing but the sign of the update; a population that is unknown or smaller than the
+    cohort counts as full participation.
     Cost: 1 vector down, 1 up, 1 remembered by every client.
     Reference: Acar et al., Federated Learning Based on Dynamic Regularization, 2021.
     """

@@ -41,7 +41,7 @@ class _FedOpt(Method):
 
     def step(self, state: FedOptState, summary: Summary) -> tuple[FedOptState, Facts]:
         u = observed(state, summary)
-        mean = lane(self.beta1) * state.mean + lane(1 - self.beta1) * u
+        mean = lane(self.beta1) * state.mean.double() + lane(1 - self.beta1) * u
         square = self.second_moment(state.square.double(), u)
         params = state.params + lane(self.server_lr) * mean / (square.sqrt() + lane(self.tau))
         return keep(state, params=params, mean=mean, square=square), {}

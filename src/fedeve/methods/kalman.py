@@ -43,7 +43,7 @@ def predict(variance: Tensor, drift: Tensor) -> Tensor:
 def kalman_gain(variance: Tensor, noise: Tensor) -> Tensor:
     """(15c) `G = v_hat / (v_hat + R)`; 1 where both are zero, since then nothing contradicts the observation."""
     total = variance + noise
-    return torch.where(total > 0, variance / torch.where(total > 0, total, 1.0), 1.0)
+    return torch.where(total == 0, 1.0, variance / total)
 
 
 def fuse(prediction: Tensor | float, observation: Tensor, gain: Tensor | float) -> Tensor:
@@ -57,4 +57,6 @@ def update(prediction: Tensor, variance: Tensor, observation: Tensor, noise: Ten
     The posterior variance `v_hat R / (v_hat + R)` is at most the smaller of the two (Theorem 1).
     """
     gain = kalman_gain(variance, noise)
-    return Posterior(fuse(prediction, observation, gain), (1 - gain) * variance, gain)
+    # The minimum changes nothing but rounding: 1 - G loses digits where the noise is tiny.
+    remaining = torch.minimum((1 - gain) * variance, noise)
+    return Posterior(fuse(prediction, observation, gain), remaining, gain)

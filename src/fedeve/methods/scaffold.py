@@ -59,14 +59,17 @@ class Scaffold(Method):
         old = memory["control"]
         steps = torch.as_tensor(num_steps, dtype=update.dtype, device=update.device)
         # steps = 0 divides by one instead and is overruled below.
-        mean_gradient = -update / lane(steps.clamp(min=1) * lr)
-        new = torch.where(lane(steps) > 0, old - sent.extras["control"] + mean_gradient, old)
+        mean_gradient = -update / (steps.clamp(min=1) * lr)[..., None]
+        new = torch.where(steps[..., None] > 0, old - sent.extras["control"] + mean_gradient, old)
         return {"control": new - old if self.control == "paper" else new}, {"control": new}
 
     def step(self, state: ScaffoldState, summary: Summary) -> tuple[ScaffoldState, Facts]:
         params = state.params + lane(self.server_lr) * observed(state, summary)
         # A population that is unknown (1) or smaller than the cohort counts as full participation.
         share = (summary.count / state.num_clients).clamp(max=1.0)
-        reply = summary.extras.get("control", torch.zeros_like(summary.mean))
-        control = state.control + lane(share) * reply if self.control == "paper" else reply
+        reply = summary.extras.get("control")
+        if reply is None:  # clients that know nothing of control variates leave them as they are
+            control = state.control
+        else:
+            control = state.control + lane(share) * reply if self.control == "paper" else reply
         return keep(state, params=params, control=control), {"control_norm": control.double().norm(dim=-1)}

@@ -1,0 +1,5 @@
+"""`python -m fedeve` is the command line."""
+
+from .cli import main
+
+main()

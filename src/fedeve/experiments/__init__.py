@@ -1,0 +1,1 @@
+"""Experiments: runs from configuration files, the demo, and pages that show results."""

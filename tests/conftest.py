@@ -1,0 +1,30 @@
+"""What all tests share: small federations, and one thread, since two collapse when the other core is busy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedeve import FedEve, FederatedData, LocalWork, Run, datasets
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def digits() -> FederatedData:
+    """Real digits dealt to 30 clients with skewed labels."""
+    return datasets.load("digits", partition="dirichlet", alpha=0.3, num_clients=30)
+
+
+@pytest.fixture
+def small_run(digits: FederatedData) -> Any:
+    """Makes small runs; keywords replace the defaults."""
+
+    def make(**changes: Any) -> Run:
+        defaults: dict[str, Any] = {"method": FedEve(), "data": digits, "model": "linear", "rounds": 6, "cohort": 5}
+        defaults |= {"seed": 7, "eval_every": 2, "local": LocalWork(lr=0.1)}
+        return Run(**(defaults | changes))
+
+    return make

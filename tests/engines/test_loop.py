@@ -1,0 +1,192 @@
+"""The loop: a run that was stopped anywhere, and resumed, leaves what an uninterrupted one leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedeve import FedeveError, Record, all_methods, simulate
+from fedeve.checkpoint import Checkpoint
+from fedeve.engines.loop import Interrupted, Progress
+from fedeve.store import CHECKPOINT, RECORD, Store
+
+CONFIG = """
+rounds = 60
+cohort = 5
+model = "linear"
+eval_every = 4
+dropout = 0.2
+method = "scaffold"
+[data]
+name = "digits"
+num_clients = 30
+[local]
+lr = 0.1
+"""
+
+
+def tensors(out: Path, identity: str) -> dict[str, torch.Tensor]:
+    return dict(Checkpoint.load(out / CHECKPOINT, identity=identity).tensors)
+
+
+def assert_same_files(first: Path, second: Path) -> None:
+    assert (first / RECORD).read_bytes() == (second / RECORD).read_bytes()
+    identity = Record.read(first / RECORD).header["identity"]
+    ours, theirs = tensors(first, identity), tensors(second, identity)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize("stop_at", [1, 4, 5])
+def test_stopped_and_resumed_equals_never_stopped(small_run: Any, tmp_path: Path, name: str, stop_at: int) -> None:
+    run = small_run(method=all_methods()[name]())
+
+    def stop(progress: Progress) -> None:
+        if progress.num_rounds == stop_at:
+            raise KeyboardInterrupt
+
+    whole = simulate(run, out=tmp_path / "whole")
+    with pytest.raises(Interrupted, match=f"stopped after {stop_at} rounds; continue with: fedeve resume"):
+        simulate(run, out=tmp_path / "parts", watch=stop)
+    resumed = simulate(run, out=tmp_path / "parts", resume=True)
+    assert_same_files(tmp_path / "whole", tmp_path / "parts")
+    assert torch.equal(whole.params, resumed.params)
+    assert whole.lines == resumed.lines and whole.header == resumed.header
+
+
+def test_an_interrupt_inside_a_client_forgets_the_round_and_nothing_else(small_run: Any, tmp_path: Path) -> None:
+    """Ctrl-C arrives in the middle of a round, when some clients of the cohort have trained."""
+    run = small_run(method=all_methods()["scaffold"](), rounds=8)
+    simulate(run, out=tmp_path / "whole")
+    from fedeve.engines.reference import Reference
+
+    train, calls = Reference.train, 0
+
+    def interrupted_train(self: Reference, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5 * 3 + 3:
+            raise KeyboardInterrupt
+        return train(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted) as stopped:
+        patch.setattr(Reference, "train", interrupted_train)
+        simulate(run, out=tmp_path / "parts")
+    assert stopped.value.num_rounds == 3
+    simulate(run, out=tmp_path / "parts", resume=True)
+    assert_same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def play_cli(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "fedeve", *arguments], stdout=subprocess.DEVNULL)
+
+
+def kill_at_random_moments(config: Path, out: Path, *, kills: int, seed: int) -> None:
+    """Start and kill a run again and again, then let it finish."""
+    rng = np.random.default_rng(seed)
+    for _ in range(kills):
+        command = ("resume", str(out)) if (out / RECORD).exists() else ("run", str(config), "--out", str(out))
+        process = play_cli(*command, "--checkpoint-every", "0")
+        seen = _progress(out)
+        deadline = time.monotonic() + 60
+        # Imports take a second or two; the moments that matter come after a first sign of progress.
+        while process.poll() is None and _progress(out) == seen and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(float(rng.uniform(0, 0.06)))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    command = ("resume", str(out)) if (out / RECORD).exists() else ("run", str(config), "--out", str(out))
+    assert play_cli(*command).wait() == 0
+
+
+def _progress(out: Path) -> tuple[float, ...]:
+    return tuple(path.stat().st_mtime if path.exists() else 0.0 for path in (out / RECORD, out / CHECKPOINT))
+
+
+def test_killed_at_random_moments_a_run_ends_as_if_never_touched(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG)
+    assert play_cli("run", str(config), "--out", str(tmp_path / "whole")).wait() == 0
+    kill_at_random_moments(config, tmp_path / "parts", kills=6, seed=1)
+    assert_same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedeve", "feddyn", "fedadam"])
+def test_killed_many_times_whatever_the_method(tmp_path: Path, method: str) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG.replace("scaffold", method))
+    assert play_cli("run", str(config), "--out", str(tmp_path / "whole")).wait() == 0
+    kill_at_random_moments(config, tmp_path / "parts", kills=15, seed=2)
+    assert_same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(small_run: Any, tmp_path: Path) -> None:
+    simulate(small_run(), out=tmp_path)
+    before = (tmp_path / RECORD).read_bytes()
+    with pytest.raises(FedeveError, match="holds a run already"):
+        simulate(small_run(), out=tmp_path)
+    assert (tmp_path / RECORD).read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [{"seed": 8}, {"rounds": 7}, {"cohort": 4}, {"method": all_methods()["fedavg"]()}])
+def test_another_run_cannot_be_resumed_here(small_run: Any, tmp_path: Path, change: dict[str, Any]) -> None:
+    simulate(small_run(), out=tmp_path)
+    with pytest.raises(FedeveError, match="belongs to another run"):
+        simulate(small_run(**change), out=tmp_path, resume=True)
+
+
+def test_resuming_a_finished_run_changes_nothing(small_run: Any, tmp_path: Path) -> None:
+    first = simulate(small_run(), out=tmp_path)
+    before = (tmp_path / RECORD).read_bytes()
+    again = simulate(small_run(), out=tmp_path, resume=True)
+    assert (tmp_path / RECORD).read_bytes() == before
+    assert torch.equal(first.params, again.params) and first.lines == again.lines
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path, small_run: Any) -> None:
+    store = Store(tmp_path, "x")
+    with store.locked(), pytest.raises(FedeveError, match=f"in use: got process {os.getpid()}"):
+        simulate(small_run(), out=tmp_path)
+    simulate(small_run(), out=tmp_path)  # released
+
+
+def test_several_runs_come_back_in_order_and_equal_single_ones(small_run: Any) -> None:
+    runs = [small_run(seed=seed) for seed in (1, 2)]
+    together = simulate(runs)
+    for run, record in zip(runs, together, strict=True):
+        assert record.lines == simulate(run).lines and record.header["seed"] == run.seed
+
+
+def test_the_watcher_sees_every_round_and_every_evaluation(small_run: Any) -> None:
+    seen: list[Progress] = []
+    record = simulate(small_run(), watch=seen.append)
+    assert [progress.num_rounds for progress in seen] == [1, 2, 3, 4, 5, 6]
+    assert [progress.line for progress in seen if progress.line] == record.lines
+
+
+def test_an_unknown_engine_or_device_is_refused(small_run: Any) -> None:
+    with pytest.raises(FedeveError, match="unknown engine"):
+        simulate(small_run(), engine="lane")
+    with pytest.raises(FedeveError, match="device cannot be used"):
+        simulate(small_run(), device="cudda")
+
+
+def test_the_number_of_threads_is_given_back(small_run: Any) -> None:
+    torch.set_num_threads(2)
+    try:
+        simulate(small_run(rounds=1))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
