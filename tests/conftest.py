@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedeve import FedEve, FederatedData, LocalWork, Run, datasets
+from fedeve import FederatedData, FedEve, LocalWork, Run, datasets
 
 torch.set_num_threads(1)
 

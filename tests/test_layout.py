@@ -147,5 +147,13 @@ def test_normalisation_without_running_statistics_is_welcome(module):
 
 
 def test_a_model_without_parameters_is_refused():
-    with pytest.raises(FedeveError, match="no parameters"):
+    with pytest.raises(FedeveError, match="nothing to train"):
         Layout.of(nn.Flatten())
+
+
+def test_frozen_parameters_are_not_part_of_the_vector():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    layout = Layout.of(model)
+    assert layout.names == ("1.weight", "1.bias")
+    assert layout.num_params == 10

@@ -52,7 +52,7 @@ def test_a_stretch_without_a_fact_keeps_its_place() -> None:
 
 @pytest.mark.parametrize("ask", ["metric", "facts", "final"])
 def test_an_unknown_name_is_answered_with_the_known_ones(record: Record, ask: str) -> None:
-    with pytest.raises(FedeveError, match="accuracy|gain"):
+    with pytest.raises(FedeveError, match=r"accuracy|gain"):
         getattr(record, ask)("acuracy")
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) 
     file.create(HEADER)
     file.append(line(1, 0.1, [0.1]))
     path.write_bytes(path.read_bytes().replace(b'"round": 1', b'"round": ') + b"{}\n")
-    with pytest.raises(FedeveError, match="line 2 of .* is damaged"):
+    with pytest.raises(FedeveError, match=r"line 2 of .* is damaged"):
         Record.read(path)
 
 

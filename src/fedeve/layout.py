@@ -21,7 +21,7 @@ _WITH_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._In
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of a module's parameters, in the module's order.
+    """Names and shapes of a module's trainable parameters, in the module's order.
 
     >>> layout = Layout.of(nn.Linear(3, 2))
     >>> layout.num_params, layout.names
@@ -35,12 +35,12 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
-        """The layout of a module, after checking that its parameters are all there is to train."""
+        """The layout of a module's trainable parameters; frozen ones stay with the module and are never sent."""
         _refuse_statistics(module)
-        named = dict(module.named_parameters())
+        named = {name: param for name, param in module.named_parameters() if param.requires_grad}
         if not named:
             raise FedeveError(
-                "the model has no parameters", got=Words(type(module).__name__), do="give a module with parameters"
+                "the model has nothing to train", got=Words(type(module).__name__), do="give a module with parameters"
             )
         return cls(tuple(named), tuple(param.shape for param in named.values()))
 
@@ -76,7 +76,8 @@ class Layout:
                 got=Words(f"shapes {shapes}"),
                 do=f"send {len(self.shapes)} arrays of shapes {[tuple(s) for s in self.shapes]}",
             )
-        return torch.cat([torch.from_numpy(np.ascontiguousarray(array)).reshape(-1) for array in arrays])
+        # Copied, since arrays that come out of messages are often read-only.
+        return torch.cat([torch.from_numpy(np.array(array)).reshape(-1) for array in arrays])
 
 
 def _refuse_statistics(module: nn.Module) -> None:

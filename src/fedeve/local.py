@@ -82,7 +82,8 @@ def advance(work: LocalWork, walk: Walk, grad: Vector, *, start: Vector, correct
 def corrected(grad: Vector, params: Vector, start: Vector, correction: Correction) -> Vector:
     """`grad + prox (params - start) + shift`, the one line every client needs after its backward pass."""
     if not isinstance(correction.prox, float) or correction.prox:
-        grad = grad + lane(correction.prox) * (params - start)
+        # Cast back: a strength per lane is float64, whatever the params are.
+        grad = grad + (lane(correction.prox) * (params - start)).to(grad.dtype)
     return grad if correction.shift is None else grad + correction.shift
 
 

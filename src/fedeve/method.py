@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 from . import settings
@@ -121,7 +122,7 @@ def lane(scalar: float | Scalar) -> float | Tensor:
 
 def scalar_like(params: Vector, value: float) -> Scalar:
     """A float64 scalar for every lane of `params`."""
-    return params.new_full(params.shape[:-1], value).double()
+    return torch.full(params.shape[:-1], value, dtype=torch.float64, device=params.device)
 
 
 def observed(state: State, summary: Summary) -> Vector:

@@ -50,7 +50,9 @@ class Record:
 
     def metric(self, name: str) -> NDArray[np.float64]:
         """A metric over the evaluations."""
-        return self._column(name, [line.get(name, _Missing) for line in self.lines], self.metrics)
+        if name not in self.metrics:
+            raise FedeveError(f"this record has no metric {name!r}", got=self.metrics, do="ask for one of those")
+        return _column([line.get(name) for line in self.lines])
 
     def facts(self, name: str) -> NDArray[np.float64]:
         """A method's fact over all rounds, NaN where a round was lost."""
@@ -59,29 +61,26 @@ class Record:
         values = [line["facts"].get(name, gap) for line, gap in zip(self.lines, missing, strict=True)]
         if name not in known:
             raise FedeveError(f"this record has no fact {name!r}", got=known, do="ask for one of those")
-        return self._column(name, [value for part in values for value in part], known)
+        return _column([value for part in values for value in part])
 
     def final(self, name: str, *, last: int = 100) -> float:
         """The mean of a metric over the evaluations of the last `last` rounds."""
-        values = self.metric(name)
-        if not len(values):
+        if not self.lines:
             raise FedeveError("nothing was evaluated yet", got=Words("an empty record"), do="let the run go on")
+        if last < 1:
+            raise FedeveError("a mean needs at least one round", got=last, do="set last to 1 or more")
+        values = self.metric(name)
         return float(values[self.evaluated > self.evaluated[-1] - last].mean())
 
     @property
     def lost(self) -> list[int]:
-        """Rounds in which nobody answered."""
+        """Rounds in which nobody who has data answered."""
         return [round for line in self.lines for round in line.get("lost", [])]
 
     @property
     def left_out(self) -> dict[int, list[int]]:
         """Clients whose update was not finite, by round."""
         return {int(r): clients for line in self.lines for r, clients in line.get("left_out", {}).items()}
-
-    def _column(self, name: str, values: Sequence[Any], known: list[str]) -> NDArray[np.float64]:
-        if _Missing in values:
-            raise FedeveError(f"this record has no metric {name!r}", got=known, do="ask for one of those")
-        return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
     @classmethod
     def read(cls, path: str | Path) -> Record:
@@ -90,8 +89,8 @@ class Record:
         return cls(header, lines)
 
 
-class _Missing:
-    """Stands for a metric that a line does not have."""
+def _column(values: Sequence[float | None]) -> NDArray[np.float64]:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
 class RecordFile:

@@ -37,15 +37,21 @@ def setting(
 
 
 def check(instance: Any, *, where: str = "") -> None:
-    """Raise if a setting of `instance` has the wrong type or lies outside its bounds; numpy numbers become Python's."""
+    """Raise if a setting of `instance` has the wrong type or lies outside its bounds.
+
+    A whole number where any number may stand becomes a float, and numpy's numbers become Python's, so that equal
+    settings are written alike.
+    """
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        if isinstance(value, np.generic):
-            value = value.item()
-            object.__setattr__(instance, field.name, value)  # the instance is frozen, but still being made
         if "help" in field.metadata:
-            _check_value(where + field.name, value, hints[field.name], field.metadata)
+            plain = value.item() if isinstance(value, np.generic) else value
+            _check_value(where + field.name, plain, hints[field.name], field.metadata)
+            if isinstance(plain, int) and _fits(0.5, hints[field.name]):
+                plain = float(plain)
+            if plain is not value:
+                object.__setattr__(instance, field.name, plain)  # the instance is frozen, but still being made
 
 
 def build(cls: type[T], table: Mapping[str, Any], *, where: str = "", kind: str = "setting") -> T:
@@ -69,6 +75,7 @@ def describe(cls: type) -> dict[str, tuple[Any, str]]:
     return {f.name: (f.default, f.metadata["help"]) for f in dataclasses.fields(cls) if "help" in f.metadata}
 
 
+_LARGEST = 2**63 - 1  # what every file format and library can hold
 _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "low": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -87,8 +94,10 @@ def _check_value(name: str, value: Any, hint: Any, rules: Mapping[str, Any]) -> 
         raise unknown(f"{name}", value, choices)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise FedeveError(f"{name} must be finite", got=value, do=f"write {_advice(rules)}")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise FedeveError(f"{name} is too large", got=f"{len(str(value))} digits", do=f"write {_advice(rules)}")
     for rule, (word, holds) in _BOUNDS.items():
         bound = rules.get(rule)
         if bound is not None and not holds(value, bound):

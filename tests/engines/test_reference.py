@@ -12,7 +12,20 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedeve import FedAvg, FedDyn, FederatedData, FedEve, FedeveError, LocalWork, Record, Run, Scaffold, Summary, local
+from fedeve import (
+    FedAvg,
+    FedDyn,
+    FederatedData,
+    FedEve,
+    FedeveError,
+    Layout,
+    LocalWork,
+    Record,
+    Run,
+    Scaffold,
+    Summary,
+    local,
+)
 from fedeve import simulate as simulate_anywhere
 from fedeve.engines.reference import Reference
 from fedeve.memory import Memory
@@ -462,3 +475,19 @@ def test_float32_is_float64_up_to_rounding():
 def test_an_unknown_engine_is_refused_with_advice():
     with pytest.raises(FedeveError, match=r"unknown engine.*did you mean 'reference'\?"):
         simulate_anywhere(short_run(), engine="refrence")
+
+
+def test_frozen_parameters_stay_as_they_were_and_the_rest_is_trained(digits):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Linear(16, 10))
+    model[1].requires_grad_(False)
+    record = simulate(Run(method=FedAvg(), data=digits, model=model, rounds=2, cohort=3))
+    assert record.params.shape == (16 * 10 + 10,)
+    assert not torch.equal(record.params, Layout.of(model).flatten(dict(model.named_parameters())))
+
+
+def test_a_model_that_does_not_fit_the_data_is_refused_before_the_first_round(digits):
+    with pytest.raises(FedeveError, match="cannot read this data"):
+        simulate(Run(method=FedAvg(), data=digits, model=nn.Linear(63, 10), rounds=1, cohort=3))
+    with pytest.raises(FedeveError, match="fewer outputs than there are classes: got 9; give it 10 outputs"):
+        few = nn.Sequential(nn.Flatten(), nn.Linear(64, 9))
+        simulate(Run(method=FedAvg(), data=digits, model=few, rounds=1, cohort=3))

@@ -70,7 +70,7 @@ class FederatedData:
                 got=Words(f"{xs.shape[1:]} and {test_x.shape[1:]}"),
                 do="give x and x_test rows of one shape",
             )
-        parts = [np.asarray(rows, dtype=np.int64).reshape(-1) for rows in clients]
+        parts = [_row_numbers(rows) for rows in clients]
         if not parts:
             raise FedeveError("a federation needs clients", got=Words("none"), do="give one index array per client")
         order = np.concatenate(parts)
@@ -140,13 +140,26 @@ class FederatedData:
 def _labels(values: ArrayLike, name: str) -> Indices:
     labels = np.asarray(values)
     whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
-    if len(labels) and (not whole or labels.min() < 0):
+    if labels.size and not whole:
+        found = f"{labels.dtype} of shape {labels.shape}"
+    elif labels.size and labels.min() < 0:
+        found = f"the label {labels.min()}"
+    else:
+        return labels.astype(np.int64).reshape(-1)
+    raise FedeveError(
+        f"{name} must hold class numbers", got=Words(found), do="give one whole number per example, counting from 0"
+    )
+
+
+def _row_numbers(values: ArrayLike) -> Indices:
+    rows = np.asarray(values).reshape(-1)
+    if len(rows) and not np.issubdtype(rows.dtype, np.integer):
         raise FedeveError(
-            f"{name} must hold class numbers",
-            got=Words(f"{labels.dtype} of shape {labels.shape}, smallest {labels.min()}"),
-            do="give one whole number per example, counting from 0",
+            "a client's rows must be row numbers",
+            got=Words(f"an array of {rows.dtype}"),
+            do="give whole numbers, for a mask np.flatnonzero(mask)",
         )
-    return labels.astype(np.int64)
+    return rows.astype(np.int64)
 
 
 def _check_rows(name_x: str, x: NDArray[np.generic], name_y: str, y: Indices) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from .. import local, seeds
+from ..errors import FedeveError, Words
 from ..layout import Layout
 from ..memory import Memory
 from ..method import Sent, Vectors
@@ -32,7 +33,7 @@ class Turn:
     """Rounds done so far, this one included."""
     state: Any
     facts: dict[str, float] | None
-    """The method's facts; None where nobody answered, which leaves the state as it was."""
+    """The method's facts; None where nobody who has data answered, which leaves the state as it was."""
     answered: int
     left_out: list[int] = field(default_factory=list)
     """Clients whose update was not finite."""
@@ -47,6 +48,7 @@ class Reference:
         self.model: nn.Module = run.build_model().to(device)
         self.layout = Layout.of(self.model)
         self.start = self.layout.flatten(dict(self.model.named_parameters()))
+        self.refuse_misfit()
 
     def play(self, state: Any, memory: Memory, first_round: int) -> Iterator[Turn]:
         """The rounds from `first_round` on. The caller puts a turn's `writes` into the memory before the next."""
@@ -82,7 +84,7 @@ class Reference:
         correction = run.method.correction(sent, memory)
         walk = local.begin(run.local, sent.params)
         self.model.train()
-        with torch.random.fork_rng(devices=[]):  # for models with random layers
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):  # for random layers
             torch.manual_seed(seeds.torch_seed(run.seed, round, client, "layers"))
             for batch in local.plan(run.local, len(rows), seed=run.seed, round=round, client=client):
                 mine = torch.from_numpy(batch[batch >= 0]).to(self.device)
@@ -96,9 +98,23 @@ class Reference:
         logits = torch.func.functional_call(self.model, self.layout.unflatten(params), (x,))
         return torch.autograd.grad(cross_entropy(logits, y), params)[0]
 
+    @torch.no_grad()
+    def refuse_misfit(self) -> None:
+        """Find out now, not in some round, that the model cannot read the data or tell its classes apart."""
+        data = self.run.data
+        try:
+            self.model.eval()
+            num_outputs = self.model(data.inputs(data.x[:2], self.dtype).to(self.device)).shape[-1]
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            found = Words(f"inputs of shape {data.input_shape}: {str(error).splitlines()[0]}")
+            raise FedeveError("the model cannot read this data", got=found, do="use a model for such inputs") from error
+        if num_outputs < data.num_classes:
+            do = f"give it {data.num_classes} outputs"
+            raise FedeveError("the model has fewer outputs than there are classes", got=num_outputs, do=do)
+
     def summarise(self, client: int, update: Tensor, extras: Vectors) -> Summary:
         """One client's reply, weighted by its examples."""
-        weight = torch.tensor([float(self.run.data.sizes[client])], device=self.device)
+        weight = torch.tensor([self.run.data.sizes[client]], dtype=torch.float64, device=self.device)
         return Summary.of(update[None], weight, {name: vector[None] for name, vector in extras.items()})
 
     @torch.no_grad()

@@ -69,7 +69,8 @@ def sentences(groups: Groups, *, last: int) -> list[str]:
     table = sorted(rows(groups, last=last), key=lambda row: -row.final)
     seeds = sorted({record.header["seed"] for records in groups.values() for record in records})
     ranking = ", ".join(f"{row.label} {row.final:.1f} %" for row in table)
-    said = [f"Accuracy over the last {last} rounds, {_count(len(seeds), 'seed')}: {ranking}."]
+    caution = " (one seed: a difference of a few points may be luck)" if len(seeds) == 1 else ""
+    said = [f"Accuracy over the last {last} rounds, {_count(len(seeds), 'seed')}: {ranking}{caution}."]
     eve = next((records for records in groups.values() if "gain" in records[0].lines[0]["facts"]), None)
     if eve is None:
         return said
@@ -79,7 +80,7 @@ def sentences(groups: Groups, *, last: int) -> list[str]:
         f"clients observed and {100 - 100 * gain:.0f} % from what the rounds before predicted."
     )
     ratio = period / client
-    compared = f"{ratio:.1f} times" if ratio >= 1 else f"1/{1 / ratio:.1f} of"
+    compared = f"{ratio:.1f} times as large as" if ratio >= 1 else f"{1 / ratio:.1f} times smaller than"
     said.append(
         f"That is because the period drift it measured was {compared} the client drift (medians over rounds), and it "
         f"found this out by itself: there was nothing to tune, and nothing was sent that FedAvg does not send."
@@ -91,26 +92,39 @@ def write_report(path: Path, groups: Groups, *, title: str, setting: str, last: 
     """Write the page."""
     table = rows(groups, last=last)
     page = Template(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
-    first = table[0].label
+    first, one_seed = table[0].label, max(map(len, groups.values())) == 1
     content = page.substitute(
         title=html.escape(title),
         setting=html.escape(setting),
         sentences="\n".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences(groups, last=last)),
         table=_html_table(table, first),
-        table_note=f"Mean of the evaluations in the last {last} rounds; ± is the standard deviation over seeds.",
-        accuracy=_svg(_draw_accuracy, groups, size=(9.0, 3.9)),
-        accuracy_note="Lines are means over seeds, bands reach from the worst to the best seed.",
-        gain=_svg(_draw_gain, groups, size=(5.2, 3.2)),
-        drifts=_svg(_draw_drifts, groups, size=(5.2, 3.2)),
+        table_note=f"Mean of the evaluations in the last {last} rounds"
+        + ("." if one_seed else "; ± is the standard deviation over seeds."),
+        accuracy=_svg(draw_accuracy, groups, size=(9.0, 3.9)),
+        accuracy_note="" if one_seed else "Lines are means over seeds, bands reach from the worst to the best seed.",
+        insight=_insight(groups),
         details=_details(groups),
         footer=html.escape(footer),
     )
     write_atomically(path, content.encode())
 
 
-def figure_svg(groups: Groups) -> str:
-    """The accuracy figure alone."""
-    return _svg(_draw_accuracy, groups, size=(9.0, 3.9))
+def _insight(groups: Groups) -> str:
+    """The gain and the drifts side by side, where a method computes them."""
+    if not _with_gain(groups):
+        return ""
+    captions = {
+        _draw_gain: "Kalman gain, round by round (dots) and its running median over 15 rounds (line). 1 trusts the "
+        "clients alone, as FedAvg does; 0 trusts the prediction alone.",
+        _draw_drifts: "The two drifts the gain is computed from, per parameter, on a logarithmic axis: how far the "
+        "cohort's update is from the predicted one (period drift Q), and how far the clients are from each other "
+        "(client drift R).",
+    }
+    figures = (
+        f"<figure>{_svg(draw, groups, size=(5.2, 3.2))}<figcaption>{caption}</figcaption></figure>"
+        for draw, caption in captions.items()
+    )
+    return f'<h2>What FedEve sees</h2>\n<div class="pair">{"".join(figures)}</div>'
 
 
 def _html_table(table: Sequence[Row], first: str) -> str:
@@ -166,7 +180,8 @@ def _svg(draw: Any, groups: Groups, *, size: tuple[float, float]) -> str:
     return text[text.index("<svg") :].replace(_INK, "currentColor")
 
 
-def _draw_accuracy(axes: Any, groups: Groups) -> None:
+def draw_accuracy(axes: Any, groups: Groups) -> None:
+    """Accuracy over rounds, a line a method, with a band over seeds."""
     for number, (label, records) in enumerate(groups.items()):
         curves = 100 * np.stack([record.metric("accuracy") for record in records])
         colour, rounds = _COLOURS[number % len(_COLOURS)], records[0].evaluated
