@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ class Run:
     method: Method
     data: FederatedData
     model: str | nn.Module = setting("lenet5", help="a model's name, or any module without running statistics")
+    model_options: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = setting(100, help="how many rounds", low=1)
     cohort: int = setting(10, help="clients sampled each round, without replacement", low=1)
     local: LocalWork = field(default_factory=LocalWork)
@@ -51,6 +53,8 @@ class Run:
             )
         if isinstance(self.model, nn.Module):
             Layout.of(self.model)
+        else:
+            models.check(self.model, self.model_options)
 
     @property
     def num_available(self) -> int:
@@ -75,15 +79,18 @@ class Run:
             return copy.deepcopy(self.model).to(DTYPES[self.dtype])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.torch_seed(self.seed, "model"))
-            return models.create(self.model, self.data.input_shape, self.data.num_classes).to(DTYPES[self.dtype])
+            shape, outputs, counts = self.data.input_shape, self.data.num_outputs, self.data.cardinalities
+            model = models.create(self.model, shape, outputs, cardinalities=counts, **self.model_options)
+        return model.to(DTYPES[self.dtype])
 
     def describe(self) -> dict[str, Any]:
         """The run as a configuration of plain values; where its data and model have names, it can be built again."""
-        tables = ("method", "data", "local", "model")
+        tables = ("method", "data", "local", "model", "model_options")
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in tables}
+        name = self.model if isinstance(self.model, str) else type(self.model).__name__
         return {
             **plain,
-            "model": self.model if isinstance(self.model, str) else type(self.model).__name__,
+            "model": {"name": name, **self.model_options},
             "method": {"name": self.method.name, **dataclasses.asdict(self.method)},
             "local": dataclasses.asdict(self.local),
             "data": {"name": self.data.name, **self.data.options},
@@ -91,7 +98,9 @@ class Run:
 
     def identity(self) -> str:
         """A checksum of `describe()`, of the data and, for a module that was given, of its weights."""
-        digest = hashlib.sha256(json.dumps([self.describe(), self.data.fingerprint], sort_keys=True).encode())
+        config = self.describe()
+        config["data"].pop("root", None)  # where files lie does not change what is in them
+        digest = hashlib.sha256(json.dumps([config, self.data.fingerprint], sort_keys=True).encode())
         if isinstance(self.model, nn.Module):
             layout = Layout.of(self.model)
             digest.update(repr(layout).encode())

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from .. import settings
 from ..errors import FedeveError, unknown
@@ -30,8 +31,12 @@ class Arrays(NamedTuple):
     x_test: NDArray[np.generic]
     y_test: Indices
     num_classes: int
-    shift: float | NDArray[np.floating]
-    scale: float | NDArray[np.floating]
+    shift: float | NDArray[np.floating] = 0.0
+    scale: float | NDArray[np.floating] = 1.0
+    task: str = "classes"
+    gather: nn.Module | None = None
+    source: str = ""
+    """Checksum of the files and options these arrays came from, where reading them all would take long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +81,9 @@ class Dataset:
             scale=arrays.scale,
             name=self.name,
             options=dataclasses.asdict(self),
+            task=arrays.task,
+            gather=arrays.gather,
+            source=arrays.source,
         )
 
     def _deal(self, arrays: Arrays) -> ways.Partition:

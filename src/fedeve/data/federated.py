@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import FedeveError, Words
 from ..seeds import Indices
@@ -39,6 +39,12 @@ class FederatedData:
     name: str = "arrays"
     options: Mapping[str, Any] = field(default_factory=dict)
     """What the data set of that name was asked for, so that it can be made again."""
+    task: str = "classes"
+    """What a model is asked, see `tasks.py`: which class, or, in `ranking`, how likely."""
+    gather: nn.Module | None = None
+    """Turns stored rows into a model's inputs by looking them up in tables, where they are more than pixels."""
+    source: str = ""
+    """A checksum of where `x`, `y` and the test set came from; spares reading them all for the fingerprint."""
 
     @classmethod
     def from_arrays(
@@ -54,6 +60,9 @@ class FederatedData:
         scale: float | NDArray[np.floating] | None = None,
         name: str = "arrays",
         options: Mapping[str, Any] | None = None,
+        task: str = "classes",
+        gather: nn.Module | None = None,
+        source: str = "",
     ) -> FederatedData:
         """Your own data: inputs [n, ...], labels [n], and one array of row numbers per client.
 
@@ -96,6 +105,9 @@ class FederatedData:
             scale=(1 / 255 if is_bytes else 1.0) if scale is None else scale,
             name=name,
             options=options or {},
+            task=task,
+            gather=gather,
+            source=source,
         )
 
     @property
@@ -116,13 +128,27 @@ class FederatedData:
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
 
+    @property
+    def num_outputs(self) -> int:
+        """How many numbers a model must give for an example."""
+        return self.num_classes if self.task == "classes" else 1
+
+    @property
+    def cardinalities(self) -> tuple[int, ...]:
+        """How many values each categorical input has, where there are such."""
+        return tuple(getattr(self.gather, "cardinalities", ()))
+
     def rows(self, client: int) -> Indices:
         """The row numbers of one client."""
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
     def inputs(self, stored: NDArray[np.generic], dtype: torch.dtype = torch.float32) -> Tensor:
-        """What a model sees of stored inputs: `(stored - shift) * scale`."""
-        values = torch.from_numpy(np.ascontiguousarray(stored)).to(dtype)
+        """What a model sees of stored inputs: `(stored - shift) * scale`, or what `gather` makes of them."""
+        rows = torch.from_numpy(np.ascontiguousarray(stored))
+        if self.gather is not None:
+            gathered: Tensor = self.gather(rows)
+            return gathered
+        values = rows.to(dtype)
         return (values - torch.as_tensor(self.shift, dtype=dtype)) * torch.as_tensor(self.scale, dtype=dtype)
 
     @functools.cached_property
@@ -131,7 +157,9 @@ class FederatedData:
         digest = hashlib.sha256(
             repr((self.num_classes, np.asarray(self.shift).tolist(), np.asarray(self.scale).tolist())).encode()
         )
-        for array in (self.x, self.y, self.order, self.offsets, self.x_test, self.y_test):
+        digest.update(self.source.encode())
+        everything = (self.x, self.y, self.x_test, self.y_test, self.order, self.offsets)
+        for array in everything[4:] if self.source else everything:
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]

@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from .. import local, seeds
+from .. import local, seeds, tasks
 from ..errors import FedeveError, Words
 from ..layout import Layout
 from ..memory import Memory
@@ -96,7 +94,7 @@ class Reference:
         """The gradient [D] of the mean loss on a batch."""
         params = params.detach().requires_grad_()
         logits = torch.func.functional_call(self.model, self.layout.unflatten(params), (x,))
-        return torch.autograd.grad(cross_entropy(logits, y), params)[0]
+        return torch.autograd.grad(tasks.loss(self.run.data.task, logits, y), params)[0]
 
     @torch.no_grad()
     def refuse_misfit(self) -> None:
@@ -108,8 +106,8 @@ class Reference:
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             found = Words(f"inputs of shape {data.input_shape}: {str(error).splitlines()[0]}")
             raise FedeveError("the model cannot read this data", got=found, do="use a model for such inputs") from error
-        if num_outputs < data.num_classes:
-            do = f"give it {data.num_classes} outputs"
+        if num_outputs < data.num_outputs:
+            do = f"give it {data.num_outputs} outputs"
             raise FedeveError("the model has fewer outputs than there are classes", got=num_outputs, do=do)
 
     def summarise(self, client: int, update: Tensor, extras: Vectors) -> Summary:
@@ -119,17 +117,14 @@ class Reference:
 
     @torch.no_grad()
     def evaluate(self, params: Tensor) -> dict[str, float]:
-        """Top-1 accuracy and mean loss on the whole test set."""
-        data, hits, loss = self.run.data, 0, 0.0
-        named = self.layout.unflatten(params)
+        """The task's metrics on the whole test set."""
+        data, named = self.run.data, self.layout.unflatten(params)
+        if not len(data.y_test):
+            return {}
         self.model.eval()
-        for rows in np.split(
-            np.arange(len(data.y_test)), range(_EVALUATION_BATCH, len(data.y_test), _EVALUATION_BATCH)
-        ):
-            y = torch.from_numpy(data.y_test[rows]).to(self.device)
-            x = data.inputs(data.x_test[rows], self.dtype).to(self.device)
-            logits = torch.func.functional_call(self.model, named, (x,))
-            hits += int((logits.argmax(-1) == y).sum())
-            loss += float(cross_entropy(logits, y, reduction="sum"))
-        count = len(data.y_test)
-        return {"accuracy": hits / count, "loss": loss / count} if count else {}
+        outputs = []
+        for start in range(0, len(data.y_test), _EVALUATION_BATCH):
+            x = data.inputs(data.x_test[start : start + _EVALUATION_BATCH], self.dtype).to(self.device)
+            outputs.append(torch.func.functional_call(self.model, named, (x,)))
+        y = torch.from_numpy(data.y_test).to(self.device)
+        return {name: float(value) for name, value in tasks.metrics(data.task, torch.cat(outputs), y).items()}

@@ -38,8 +38,8 @@ from ..method import Method
 from ..run import Run
 
 Table = dict[str, Any]
-TABLES = ("method", "data", "local")
-_PLAIN = [field.name for field in dataclasses.fields(Run) if field.name not in TABLES]
+TABLES = ("method", "data", "local", "model")
+_PLAIN = [field.name for field in dataclasses.fields(Run) if field.name not in (*TABLES, "model_options")]
 
 
 def read(path: str | Path) -> Table:
@@ -105,8 +105,9 @@ def check(table: Mapping[str, Any]) -> Plan:
             raise unknown(f"key {key!r}", key, (*_PLAIN, *TABLES))
     plain = {key: value for key, value in table.items() if key in _PLAIN}
     settings.check_table(Run, plain, kind="key")
-    if plain.get("model", "lenet5") not in models.MODELS:
-        raise unknown("model", plain["model"], models.MODELS)
+    model = _named("model", table.get("model", "lenet5"))
+    plain |= {"model": model.pop("name"), "model_options": model}
+    models.check(plain["model"], model)
     return Plan(
         method=methods.create(**_named("method", table.get("method", "fedeve"))),
         dataset=datasets.create(**_named("data", table.get("data", "glyphs"))),
@@ -116,7 +117,7 @@ def check(table: Mapping[str, Any]) -> Plan:
 
 
 def _named(key: str, value: Any) -> Table:
-    table = {"name": value} if isinstance(value, str) else _table(key, value)
+    table = {"name": value} if isinstance(value, str) else dict(_table(key, value))
     if not isinstance(table.get("name"), str):
         raise FedeveError(f"[{key}] needs a name", got=table, do=f'write name = "..." below [{key}]')
     return table

@@ -1,21 +1,39 @@
-"""Models by name: plain modules without running statistics."""
+"""Models by name: plain modules without running statistics, made for a federation's inputs and outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import nn
 
 from ..errors import unknown
 from .lenet import CNN, LeNet5, Linear
 
-ModelMaker = Callable[[tuple[int, ...], int], nn.Module]
+MODELS: dict[str, Callable[..., nn.Module]] = {"linear": Linear, "lenet5": LeNet5, "cnn": CNN}
+"""Each is called with an input shape and a number of outputs, and with its options by keyword."""
 
-MODELS: dict[str, ModelMaker] = {"linear": Linear, "lenet5": LeNet5, "cnn": CNN}
+
+def create(
+    name: str, input_shape: tuple[int, ...], num_outputs: int, *, cardinalities: tuple[int, ...] = (), **options: Any
+) -> nn.Module:
+    """A model for such data; its weights come from torch's current random state.
+
+    `cardinalities` are the numbers of values of categorical inputs, for models that embed them.
+    """
+    check(name, options)
+    if "cardinalities" in inspect.signature(MODELS[name]).parameters:
+        options["cardinalities"] = cardinalities
+    return MODELS[name](input_shape, num_outputs, **options)
 
 
-def create(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A model for inputs of this shape; its weights come from torch's current random state."""
+def check(name: str, options: Mapping[str, Any]) -> None:
+    """Raise unless there is a model of this name with these options."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
-    return MODELS[name](input_shape, num_classes)
+    keywords = inspect.signature(MODELS[name]).parameters.values()
+    known = {word.name for word in keywords if word.kind is word.KEYWORD_ONLY} - {"cardinalities"}
+    for option in options:
+        if option not in known:
+            raise unknown(f"option 'model.{option}'", option, known or ["no options"])
