@@ -7,6 +7,7 @@ axes are lanes, so many runs stack without touching the method. No random number
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -50,7 +51,7 @@ class Correction(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class Method(ABC):
     """A server method. Its fields are its hyper-parameters; `init`, `send` and `step` are all that most need.
 
     A complete one, FedAvg with a decaying server rate:
@@ -92,9 +93,9 @@ class Method:
     def name(self) -> str:
         return type(self).__name__.lower()
 
+    @abstractmethod
     def init(self, params: Vector, *, num_clients: int = 1) -> Any:
         """The state before the first round. `num_clients` is the population, for those that need S/N."""
-        raise NotImplementedError
 
     def send(self, state: Any) -> Sent:
         """What clients of the next cohort receive."""
@@ -110,9 +111,9 @@ class Method:
         """After `num_steps` local steps at rate `lr`: what else a client sends, and what it remembers."""
         return {}, {}
 
+    @abstractmethod
     def step(self, state: Any, summary: Summary) -> tuple[Any, Facts]:
         """The server's part of one round: a new state, and facts worth recording (scalars `[...]`)."""
-        raise NotImplementedError
 
 
 def lane(scalar: float | Scalar) -> float | Tensor:

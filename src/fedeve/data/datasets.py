@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -40,7 +41,7 @@ class Arrays(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset:
+class Dataset(ABC):
     """A data set and how it is dealt to clients. Subclasses add their own options and `arrays`."""
 
     partition: str = setting(
@@ -63,9 +64,9 @@ class Dataset:
     def name(self) -> str:
         return type(self).__name__.lower()
 
+    @abstractmethod
     def arrays(self) -> Arrays:
         """The examples, before they are dealt to clients."""
-        raise NotImplementedError
 
     def load(self) -> FederatedData:
         """The data set dealt to clients."""

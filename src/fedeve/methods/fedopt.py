@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -22,7 +23,7 @@ class FedOptState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FedOpt(Method):
+class FedOpt(Method):
     """What the three share; they differ in how the second moment s follows u^2.
 
     What differs from the paper: m and s start at zero (Reddi et al. let s start at any value of at least tau^2), and
@@ -36,8 +37,9 @@ class _FedOpt(Method):
     def init(self, params: Vector, *, num_clients: int = 1) -> FedOptState:
         return FedOptState(params, torch.zeros_like(params), torch.zeros_like(params))
 
+    @abstractmethod
     def second_moment(self, square: Vector, update: Vector) -> Vector:
-        raise NotImplementedError
+        """How s follows the square of the update."""
 
     def step(self, state: FedOptState, summary: Summary) -> tuple[FedOptState, Facts]:
         u = observed(state, summary)
@@ -48,7 +50,7 @@ class _FedOpt(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAdam(_FedOpt):
+class FedAdam(FedOpt):
     """Adam on the server.
 
     Equations (u the clients' averaged update):
@@ -70,7 +72,7 @@ class FedAdam(_FedOpt):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedYogi(_FedOpt):
+class FedYogi(FedOpt):
     """Yogi on the server: as FedAdam, but s moves by at most (1 - beta2) u^2, so it forgets slowly.
 
     Equations:
@@ -93,7 +95,7 @@ class FedYogi(_FedOpt):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAdagrad(_FedOpt):
+class FedAdagrad(FedOpt):
     """Adagrad on the server: s is the sum of all squares, so steps only shrink.
 
     Equations:
