@@ -98,13 +98,14 @@ def demo(
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    config: Annotated[str, typer.Argument(help="A TOML file, or a preset: paper/movielens1m, ...")],
     out: Annotated[Path, typer.Option(help="Folder for the record and the checkpoint.")],
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. local.lr=0.05.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Override the seed.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Override the number of rounds.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the data files, instead of FEDEVE_DATA.")] = None,
     device: Device = "auto",
     threads: Threads = 1,
     checkpoint_every: Every = 10.0,
@@ -116,7 +117,8 @@ def run(
     """
     from .experiments import config as configs
 
-    changes = [*(assignments or []), *(f"{k}={v}" for k, v in (("seed", seed), ("rounds", rounds)) if v is not None)]
+    short = {"seed": seed, "rounds": rounds, "data.root": root}
+    changes = [*(assignments or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
     table = configs.override(configs.read(config), changes)
     _play(table, out, resume=False, device=device, threads=threads, checkpoint_every=checkpoint_every, as_json=as_json)
 

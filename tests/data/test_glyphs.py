@@ -1,6 +1,8 @@
 """The handwriting that is made on the spot: its bytes, its sizes, its writers."""
 
 import hashlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -154,3 +156,22 @@ def test_a_sheet_has_a_row_per_writer_and_a_column_per_character() -> None:
     assert picture.shape == (3 * 28, 4 * 28) and picture.dtype == np.uint8
     np.testing.assert_array_equal(picture[:28], glyphs.sheet(1, seed=1, columns="aZ09"))
     assert not np.array_equal(picture[:28], picture[28:56])
+
+
+@pytest.mark.slow
+def test_femnists_full_size_streams_in_bounded_memory() -> None:
+    """In a process of its own: 3,400 writers and 749,068 images, of which only one writer's are held at a time."""
+    code = """
+import resource
+from fedeve.data import glyphs
+glyphs.draw(1, num_images=2, num_test=0, seed=0)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+train = test = writers = 0
+for x, y, x_test, y_test in glyphs.stream(3400, num_images=671585, num_test=77483, seed=0):
+    train, test, writers = train + len(x), test + len(x_test), writers + 1
+print(train, test, writers, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    shown = subprocess.check_output([sys.executable, "-c", code], text=True)
+    train, test, writers, grown = map(int, shown.split())
+    assert (train, test, writers) == (671_585, 77_483, 3_400)
+    assert grown < 64, "MiB beyond the templates"

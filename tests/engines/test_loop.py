@@ -183,10 +183,19 @@ def test_an_unknown_engine_or_device_is_refused(small_run: Any) -> None:
         simulate(small_run(), device="cudda")
 
 
-def test_the_number_of_threads_is_given_back(small_run: Any) -> None:
+def test_what_a_simulation_sets_for_itself_is_given_back(small_run: Any) -> None:
+    inside: list[tuple[int, bool, bool]] = []
+    cudnn = torch.backends.cudnn
+
+    def look(_: Progress) -> None:
+        inside.append((torch.get_num_threads(), cudnn.allow_tf32, cudnn.deterministic))
+
     torch.set_num_threads(2)
+    before = cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     try:
-        simulate(small_run(rounds=1))
+        simulate(small_run(rounds=1), watch=look)
+        assert inside == [(1, False, True)]
         assert torch.get_num_threads() == 2
+        assert (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark) == before
     finally:
         torch.set_num_threads(1)

@@ -94,20 +94,24 @@ def simulate(
     target = choose_device(device)
     if not isinstance(run, Run) and out is not None:
         raise FedeveError("several runs cannot share one folder", got=str(out), do="simulate them one by one")
-    with _threads(threads):
+    with _steady(threads):
         if isinstance(run, Run):
             return _simulate(run, target, None if out is None else Path(out), resume, checkpoint_every, watch)
         return [_simulate(each, target, None, False, checkpoint_every, watch) for each in run]
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
+def _steady(threads: int) -> Iterator[None]:
+    """Arithmetic that repeats itself: so many threads, true float32 and deterministic convolutions on a GPU."""
+    cudnn = torch.backends.cudnn
+    before = torch.get_num_threads(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    torch.set_num_threads(threads)
+    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before[0])
+        cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[1:]
 
 
 def _simulate(

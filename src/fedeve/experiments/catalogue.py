@@ -28,7 +28,8 @@ def methods_markdown() -> str:
     lines = ["| method | what it is | hyper-parameters | cost |", "|---|---|---|---|"]
     for name, about in methods().items():
         values = ", ".join(f"`{key}={default!r}`" for key, (default, _) in about["settings"].items())
-        lines.append(f"| `{name}` | {about['summary']} | {values} | {about['cost']} |")
+        summary = about["summary"].replace("|", "\\|")
+        lines.append(f"| `{name}` | {summary} | {values} | {about['cost']} |")
     return "\n".join(lines)
 
 

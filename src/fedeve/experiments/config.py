@@ -42,8 +42,18 @@ TABLES = ("method", "data", "local", "model")
 _PLAIN = [field.name for field in dataclasses.fields(Run) if field.name not in (*TABLES, "model_options")]
 
 
+def presets() -> dict[str, Path]:
+    """The settings of the paper's experiments that come with the package, by name: `paper/cifar100-dirichlet-0.1`."""
+    folder = Path(__file__).parent / "paper"
+    return {f"paper/{path.stem}": path for path in sorted(folder.glob("*.toml"))}
+
+
 def read(path: str | Path) -> Table:
-    """The table in a TOML or JSON file."""
+    """The table in a TOML or JSON file, or of a preset."""
+    if str(path).startswith("paper/") and not Path(path).exists():
+        if str(path).removesuffix(".toml") not in presets():
+            raise unknown("preset", str(path), presets())
+        path = presets()[str(path).removesuffix(".toml")]
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
