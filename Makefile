@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all test-flower lint format bench clean
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
@@ -22,6 +22,15 @@ test: $(READY)  ## all tests but the slow ones
 test-all: $(READY)  ## every test
 	$(BIN)/python -m pytest -n 2 -m '' $(PYTEST)
 
+FLOWER := .venv-flower/.ready
+$(FLOWER): pyproject.toml
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[dev,flower]'
+	@touch $(FLOWER)
+
+test-flower: $(FLOWER)  ## conversions from Hugging Face and Flower data sets, in an environment of their own
+	.venv-flower/bin/python -m pytest tests/data/test_own.py $(PYTEST)
+
 lint: $(READY)  ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -35,4 +44,4 @@ bench: $(READY)  ## speed, on this machine, into benchmarks/results
 	$(BIN)/python benchmarks/run.py
 
 clean:  ## remove what was made
-	rm -rf $(VENV) build dist demo *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-flower build dist demo *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -232,7 +232,7 @@ def test_a_terminal_gets_one_live_line(config: Path, tmp_path: Path) -> None:
 
 def test_methods_and_data_sets_are_listed() -> None:
     shown = in_process("methods").stdout
-    assert all(f"{name} " in shown for name in all_methods())
+    assert all(f"{name}: " in shown for name in all_methods())
     assert set(json.loads(in_process("methods", "--json").stdout)) == set(all_methods())
     shown = in_process("data", "list").stdout
     assert all(name in shown for name in all_datasets())
@@ -244,7 +244,20 @@ def test_version_and_citation_are_told() -> None:
     assert fedeve("cite").stdout.startswith("@misc{shen2025fedeve")
 
 
-@pytest.mark.parametrize("command", [(), ("demo",), ("run",), ("resume",), ("methods",), ("data", "list"), ("cite",)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("demo",),
+        ("run",),
+        ("resume",),
+        ("methods",),
+        ("data", "list"),
+        ("data", "get"),
+        ("data", "check"),
+        ("cite",),
+    ],
+)
 def test_every_help_text_ends_in_an_example(command: tuple[str, ...]) -> None:
     done = in_process(*command, "--help")
     assert done.returncode == 0

@@ -65,11 +65,12 @@ def test_the_worked_example_shows_the_file_that_is_shipped() -> None:
         assert block.rstrip("\n") in source, block
 
 
-def test_pythons_examples_in_the_readme_run() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert blocks
+@pytest.mark.parametrize("page", ["README.md", "docs/data.md"])
+def test_pythons_examples_run(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    assert len(blocks) >= 2
     for block in blocks:
-        subprocess.run([sys.executable, "-c", block], check=True, timeout=300, capture_output=True, cwd=ROOT)
+        subprocess.run([sys.executable, "-c", block], check=True, timeout=300, capture_output=True, cwd=tmp_path)
 
 
 def test_every_method_has_its_file_in_the_readme_table() -> None:

@@ -41,6 +41,9 @@ CITATION = """\
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Root = Annotated[
+    str | None, typer.Option(help="Folder of the data files; FEDEVE_DATA or ~/.cache/fedeve/data unless set.")
+]
 Threads = Annotated[int, typer.Option(help="CPU threads; the last bits of the numbers may depend on it.", min=1)]
 Every = Annotated[float, typer.Option(help="Seconds between checkpoints; 0 writes one after every round.", min=0)]
 
@@ -105,7 +108,7 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Override the seed.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Override the number of rounds.")] = None,
-    root: Annotated[Path | None, typer.Option(help="Folder of the data files, instead of FEDEVE_DATA.")] = None,
+    root: Root = None,
     device: Device = "auto",
     threads: Threads = 1,
     checkpoint_every: Every = 10.0,
@@ -165,9 +168,8 @@ def list_methods(
         print(catalogue.methods_markdown())
     else:
         for name, about in catalogue.methods().items():
-            print(f"{name:<12}{about['summary']}")
-            for key, (default, words) in about["settings"].items():
-                print(f"{'':<14}{key} = {default!r:<8}  {words}")
+            print(f"{name}: {about['summary']}")
+            _print_settings(about["settings"])
 
 
 @data_app.command("list")
@@ -181,13 +183,56 @@ def list_data(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(catalogue.datasets()))
         return
+    common = catalogue.common_data_settings()
     for name, about in catalogue.datasets().items():
-        print(f"{name:<12}{about['summary']}")
-        for key in ("source", "licence", "citation"):
+        print(f"{name}: {about['summary']}")
+        for key in ("source", "licence", "citation", "homepage"):
             if about[key]:
-                print(f"{'':<14}{key}: {about[key]}")
-        for key, (default, words) in about["settings"].items():
-            print(f"{'':<14}{key} = {default!r:<12}  {words}")
+                print(f"    {key}: {about[key]}")
+        for file in about["files"]:
+            known = [f"{file['size']:,} bytes"] if file["size"] else []
+            known += [f"{kind} {file[kind]}" for kind in ("sha256", "md5") if file[kind]][:1]
+            print(f"    file: {file['url']} ({', '.join(known) or 'checksum recorded at the first download'})")
+        _print_settings({k: v for k, v in about["settings"].items() if common.get(k) != v})
+    print("all of them:")
+    _print_settings(common)
+
+
+def _print_settings(settings: dict[str, tuple[Any, str]]) -> None:
+    for key, (default, words) in settings.items():
+        print(f"    {f'{key} = {default!r}':<28}{words}")
+
+
+@data_app.command("get")
+def get_data(
+    name: Annotated[str, typer.Argument(help="A data set.")], root: Root = None, as_json: AsJson = False
+) -> None:
+    """Download a data set's public files, go on where an earlier download stopped, and check them.
+
+    Example: fedeve data get movielens1m
+    """
+    from .data import commands
+
+    with _stoppable(), commands.watching(as_json=as_json) as progress:
+        report = commands.get(name, root=root, progress=progress)
+    print(json.dumps(report) if as_json else "\n".join(commands.get_lines(report)))
+
+
+@data_app.command("check")
+def check_data(
+    name: Annotated[str, typer.Argument(help="A data set.")], root: Root = None, as_json: AsJson = False
+) -> None:
+    """Compare a data set's files with their checksums, load it and count what is in it.
+
+    Example: fedeve data check digits
+    """
+    from .data import commands
+
+    if not as_json:
+        print(f"Checking {name} ...", flush=True)
+    with _stoppable():
+        report = commands.check(name, root=root)
+    print(json.dumps(report) if as_json else "\n".join(commands.check_lines(report)))
 
 
 @app.command()

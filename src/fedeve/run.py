@@ -99,7 +99,8 @@ class Run:
     def identity(self) -> str:
         """A checksum of `describe()`, of the data and, for a module that was given, of its weights."""
         config = self.describe()
-        config["data"].pop("root", None)  # where files lie does not change what is in them
+        for place in ("root", "path"):  # where files lie does not change what is in them
+            config["data"].pop(place, None)
         digest = hashlib.sha256(json.dumps([config, self.data.fingerprint], sort_keys=True).encode())
         if isinstance(self.model, nn.Module):
             layout = Layout.of(self.model)

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Cache:
-    """An opened cache: arrays mapped read-only by name, notes, and the sources' checksum."""
+    """An opened cache: arrays mapped by name, notes, and the sources' checksum."""
 
     arrays: Mapping[str, NDArray[Any]]
     notes: Mapping[str, Any]
@@ -52,6 +52,8 @@ class Builder:
             return np.empty(shape, dtype)
         path = self.folder / f"{name}.npy"
         array: NDArray[Any] = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+        with path.open("r+b") as file:  # a full disk must say so now: met while writing to a mapping, it kills
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         self._arrays[name] = array
         return array
 
@@ -80,6 +82,8 @@ def cached(
     places = [str(path.resolve()) for path in sources]
     key = hashlib.sha256(json.dumps([places, options or {}], sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_root() / f"{name}-{key}"
+    if _is_current(folder, sources):  # needs no lock, so a cache may be read-only
+        return _open(folder)
     with _locked(folder):
         if not _is_current(folder, sources):
             _build(folder, sources, build)
@@ -102,7 +106,12 @@ def _is_current(folder: Path, sources: Sequence[Path]) -> bool:
         if meta["sources"] == [_seen(path) for path in sources]:
             return True
         # A copied or touched file has another time but may be the same; only its checksum can tell.
-        return bool(meta["checksum"] == sha256_of(sources))
+        if meta["checksum"] != sha256_of(sources):
+            return False
+        meta["sources"] = [_seen(path) for path in sources]
+        with suppress(FedeveError):  # else a read-only cache is checked again next time
+            write_atomically(folder / "meta.json", json.dumps(meta).encode())
+        return True
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -136,7 +145,7 @@ def _open(folder: Path) -> Cache:
     for name in meta["arrays"]:
         path = folder / f"{name}.npy"
         try:
-            arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
+            arrays[name] = np.load(path, mmap_mode="c", allow_pickle=False)  # never written back
         except ValueError:  # an empty array cannot be mapped
             arrays[name] = np.load(path, allow_pickle=False)
     return Cache(arrays, meta["notes"], meta["checksum"])

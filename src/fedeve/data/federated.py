@@ -144,7 +144,7 @@ class FederatedData:
 
     def inputs(self, stored: NDArray[np.generic], dtype: torch.dtype = torch.float32) -> Tensor:
         """What a model sees of stored inputs: `(stored - shift) * scale`, or what `gather` makes of them."""
-        rows = torch.from_numpy(np.ascontiguousarray(stored))
+        rows = torch.from_numpy(np.array(stored))  # a copy, since what a cache maps is read-only
         if self.gather is not None:
             gathered: Tensor = self.gather(rows)
             return gathered
@@ -173,7 +173,7 @@ def _labels(values: ArrayLike, name: str) -> Indices:
     elif labels.size and labels.min() < 0:
         found = f"the label {labels.min()}"
     else:
-        return labels.astype(np.int64).reshape(-1)
+        return labels.astype(np.int64, copy=False).reshape(-1)
     raise FedeveError(
         f"{name} must hold class numbers", got=Words(found), do="give one whole number per example, counting from 0"
     )
@@ -187,7 +187,7 @@ def _row_numbers(values: ArrayLike) -> Indices:
             got=Words(f"an array of {rows.dtype}"),
             do="give whole numbers, for a mask np.flatnonzero(mask)",
         )
-    return rows.astype(np.int64)
+    return rows.astype(np.int64, copy=False)
 
 
 def _check_rows(name_x: str, x: NDArray[np.generic], name_y: str, y: Indices) -> None:

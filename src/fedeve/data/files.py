@@ -31,6 +31,8 @@ class Remote:
     sha256: str | None = None
     md5: str | None = None
     """Published by the source; sha256 is what we compute."""
+    content_md5: str | None = None
+    """Of what a .gz unpacks to: a copy that was compressed again is as good."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Any
 
-from ..data.datasets import all_datasets
+from ..data.datasets import Dataset, all_datasets
 from ..methods import all_methods
 from ..settings import describe
 
@@ -41,10 +42,17 @@ def datasets() -> dict[str, dict[str, Any]]:
             "source": cls.source,
             "licence": cls.licence,
             "citation": cls.citation,
+            "homepage": getattr(cls, "homepage", ""),
+            "files": [dataclasses.asdict(remote) for remote in getattr(cls, "remotes", ())],
             "settings": describe(cls),
         }
         for name, cls in all_datasets().items()
     }
+
+
+def common_data_settings() -> dict[str, tuple[Any, str]]:
+    """The settings that every data set has."""
+    return describe(Dataset)
 
 
 def _first_sentence(cls: type) -> str:

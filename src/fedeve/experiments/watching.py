@@ -46,7 +46,9 @@ class _Clock:
 
 def _figures(progress: Progress) -> str:
     line, facts = progress.line or {}, progress.facts
+    metrics = [name for name in line if name not in ("round", "loss")]
     words = [f"accuracy {100 * line['accuracy']:.1f} %"] if "accuracy" in line else []
+    words = words or [f"{name} {line[name]:.4f}" for name in metrics[:1] if isinstance(line[name], float)]
     words += ["nobody answered"] if facts is None else [f"gain {facts['gain']:.2f}"] if "gain" in facts else []
     return "  ".join(words)
 
@@ -65,7 +67,7 @@ def _print_json(progress: Progress, label: str, stream: TextIO) -> None:
     value: dict[str, Any] = {"label": label} if label else {}
     value |= {"round": progress.num_rounds, "rounds": progress.run.rounds}
     line = progress.line or {}
-    value |= {key: line[key] for key in ("accuracy", "loss") if key in line}
+    value |= {key: number for key, number in line.items() if isinstance(number, float)}
     value |= progress.facts if progress.facts is not None else {"lost": True}
     print(json.dumps(value), file=stream, flush=True)
 

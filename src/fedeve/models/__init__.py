@@ -9,9 +9,17 @@ from typing import Any
 from torch import nn
 
 from ..errors import unknown
+from .din import DIN
 from .lenet import CNN, LeNet5, Linear
+from .resnet import ResNet18
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"linear": Linear, "lenet5": LeNet5, "cnn": CNN}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "linear": Linear,
+    "lenet5": LeNet5,
+    "cnn": CNN,
+    "resnet18": ResNet18,
+    "din": DIN,
+}
 """Each is called with an input shape and a number of outputs, and with its options by keyword."""
 
 
