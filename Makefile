@@ -40,8 +40,10 @@ format: $(READY)  ## let the formatter and linter mend what they can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## speed, on this machine, into benchmarks/results
+bench: $(READY)  ## speed, on this machine, into benchmarks/results (MovieLens only where FEDEVE_DATA has it)
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/femnist.py build
+	@if [ -n "$$FEDEVE_DATA" ]; then $(BIN)/python benchmarks/movielens.py; else echo "FEDEVE_DATA is not set: no MovieLens"; fi
 
 clean:  ## remove what was made
 	rm -rf $(VENV) .venv-flower build dist demo *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
