@@ -60,7 +60,8 @@ class Walk(NamedTuple):
     params: Vector
     first: Tensor
     second: Tensor
-    num_steps: int
+    num_steps: int | Tensor
+    """[...] per lane, in float64."""
 
 
 def begin(work: LocalWork, start: Vector) -> Walk:
@@ -107,5 +108,12 @@ def _adam(work: LocalWork, walk: Walk, grad: Vector) -> Walk:
     step = walk.num_steps + 1
     first = _BETA1 * walk.first + (1 - _BETA1) * grad
     second = _BETA2 * walk.second + (1 - _BETA2) * grad.square()
-    root = (second / (1 - _BETA2**step)).sqrt() + _EPSILON
-    return Walk(walk.params - lane(work.lr) * (first / (1 - _BETA1**step)) / root, first, second, step)
+    unbiased, unbiased_square = (_debias(mean, beta, step) for mean, beta in ((first, _BETA1), (second, _BETA2)))
+    params = walk.params - lane(work.lr) * unbiased / (unbiased_square.sqrt() + _EPSILON)
+    return Walk(params, first, second, step)
+
+
+def _debias(mean: Vector, beta: float, step: int | Tensor) -> Vector:
+    if isinstance(step, Tensor):
+        return mean / (1 - beta**step)[..., None].to(mean.dtype)
+    return mean / (1 - beta**step)

@@ -17,11 +17,16 @@ CUTS = (5, 10)
 
 def loss(task: str, outputs: Tensor, y: Tensor) -> Tensor:
     """The mean loss of a batch; in `ranking`, leading axes of the outputs are models."""
+    return cross_entropy(outputs, y) if task == "classes" else losses(task, outputs, y).mean(-1)
+
+
+def losses(task: str, outputs: Tensor, y: Tensor) -> Tensor:
+    """[..., B] the loss of every example."""
     assert task in ("classes", "ranking"), task
     if task == "classes":
-        return cross_entropy(outputs, y)
+        return cross_entropy(outputs, y, reduction="none")
     scores = outputs[..., 0]
-    return binary_cross_entropy_with_logits(scores, y.to(scores.dtype).expand_as(scores), reduction="none").mean(-1)
+    return binary_cross_entropy_with_logits(scores, y.to(scores.dtype).expand_as(scores), reduction="none")
 
 
 def metrics(task: str, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,11 +146,15 @@ class FederatedData:
     def inputs(self, stored: NDArray[np.generic], dtype: torch.dtype = torch.float32) -> Tensor:
         """What a model sees of stored inputs: `(stored - shift) * scale`, or what `gather` makes of them."""
         rows = torch.from_numpy(np.array(stored))  # a copy, since what a cache maps is read-only
+        return self.transform(dtype)(rows)
+
+    def transform(self, dtype: torch.dtype, device: torch.device | None = None) -> Callable[[Tensor], Tensor]:
+        """The function from stored rows to inputs, with its tables on this device."""
         if self.gather is not None:
-            gathered: Tensor = self.gather(rows)
-            return gathered
-        values = rows.to(dtype)
-        return (values - torch.as_tensor(self.shift, dtype=dtype)) * torch.as_tensor(self.scale, dtype=dtype)
+            return self.gather if device is None else copy.deepcopy(self.gather).to(device)
+        shift = torch.as_tensor(self.shift, dtype=dtype, device=device)
+        scale = torch.as_tensor(self.scale, dtype=dtype, device=device)
+        return lambda rows: (rows.to(dtype) - shift) * scale
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import torch
+from torch import Tensor
 
 from ..errors import FedeveError, unknown
 from ..memory import Memory
 from ..record import Record, header
 from ..run import Run, choose_device
 from ..store import Position, Store
-from .reference import Reference, Turn
+from .lanes import Lanes
+from .reference import References
+from .turn import Turn
 
-ENGINES = ("auto", "reference")
+ENGINES = ("auto", "reference", "lanes")
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,17 @@ def simulate(
     target = choose_device(device)
     if not isinstance(run, Run) and out is not None:
         raise FedeveError("several runs cannot share one folder", got=str(out), do="simulate them one by one")
+    runs = [run] if isinstance(run, Run) else list(run)
     with _steady(threads):
-        if isinstance(run, Run):
-            return _simulate(run, target, None if out is None else Path(out), resume, checkpoint_every, watch)
-        return [_simulate(each, target, None, False, checkpoint_every, watch) for each in run]
+        make: Callable[[list[Run], torch.device], Engine] = Lanes if engine == "lanes" else References
+        stores = [None if out is None else Store(Path(out), each.identity()) for each in runs]
+        with ExitStack() as stack:
+            for store in filter(None, stores):
+                stack.enter_context(store.locked())
+            player = make(runs, target)
+            books = [Book(player, n, store, resume=resume, every=checkpoint_every) for n, store in enumerate(stores)]
+            _play(player, books, watch)
+    return books[0].record if isinstance(run, Run) else [book.record for book in books]
 
 
 @contextmanager
@@ -114,57 +124,78 @@ def _steady(threads: int) -> Iterator[None]:
         cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[1:]
 
 
-def _simulate(
-    run: Run, device: torch.device, out: Path | None, resume: bool, every: float, watch: Watcher | None
-) -> Record:
-    store = None if out is None else Store(out, run.identity())
-    with nullcontext() if store is None else store.locked():
-        learner = Reference(run, device)
-        memory = Memory(run.method.remembers, like=learner.start)
-        position = Position(0, run.method.init(learner.start, num_clients=run.data.num_clients))
+class Engine(Protocol):
+    """Plays runs: where their models start, what a round does, how good a model is."""
+
+    runs: list[Run]
+    name: str
+    starts: list[Tensor]
+
+    def play(self, positions: list[Position], memories: list[Memory]) -> Iterator[tuple[int, Turn]]:
+        """The rounds that are left, of any run in any order; the caller keeps a turn before it asks for the next."""
+        ...
+
+    def evaluate(self, number: int, params: Tensor) -> dict[str, float]:
+        """The metrics of a run's task on its whole test set."""
+        ...
+
+
+class Book:
+    """One run's bookkeeping: its record, where it stands, what its clients remember, and its folder if it has one."""
+
+    def __init__(self, engine: Engine, number: int, store: Store | None, *, resume: bool, every: float) -> None:
+        self.engine, self.number, self.run, self.store = engine, number, engine.runs[number], store
+        self.every, self.saved_at = every, time.monotonic()
+        start = engine.starts[number]
+        self.memory = Memory(self.run.method.remembers, like=start)
+        self.position = Position(0, self.run.method.init(start, num_clients=self.run.data.num_clients))
         if store is not None and resume:
-            position, record = store.restore(position, memory)
+            self.position, self.record = store.restore(self.position, self.memory)
         else:
-            record = Record(header(run, num_params=learner.layout.num_params, device=device, engine="reference"))
+            self.record = Record(header(self.run, num_params=len(start), device=start.device, engine=engine.name))
             if store is not None:
-                store.create(record.header)
-        record.params = _play(learner, position, memory, record, store, every, watch).state.params
-    return record
+                store.create(self.record.header)
+        self.record.params = self.position.state.params
+
+    def keep(self, turn: Turn) -> Progress:
+        """Write down what a round did. The line comes first, then the position moves, then memories."""
+        pending, line = (*self.position.pending, _note(turn)), None
+        if self.run.is_evaluated(turn.num_rounds):
+            metrics = self.engine.evaluate(self.number, turn.state.params)
+            line, pending = _line(turn.num_rounds, metrics, pending), ()
+            self.record.lines.append(line)
+            if self.store is not None:
+                self.store.file.append(line)
+        self.position = Position(turn.num_rounds, turn.state, pending, turn.writes)
+        self.memory.put(turn.writes)
+        self.record.params = turn.state.params
+        due = time.monotonic() - self.saved_at >= self.every or turn.num_rounds == self.run.rounds
+        if self.store is not None and due:
+            self.save()
+        return Progress(self.run, turn.num_rounds, turn.facts, line)
+
+    def save(self) -> None:
+        """Write a checkpoint of the position."""
+        if self.store is not None:
+            self.memory.put(self.position.writes)  # they may be half done; doing them again changes nothing
+            self.store.save(self.position, self.memory)
+            self.saved_at = time.monotonic()
 
 
-def _play(
-    learner: Reference,
-    position: Position,
-    memory: Memory,
-    record: Record,
-    store: Store | None,
-    every: float,
-    watch: Watcher | None,
-) -> Position:
-    """Play the rounds that are left, adding to the record; returns the last position."""
-    run, saved_at = learner.run, time.monotonic()
+def _play(engine: Engine, books: list[Book], watch: Watcher | None) -> None:
+    """Play the rounds that are left of every run and keep their books."""
     try:
-        for turn in learner.play(position.state, memory, position.num_rounds):
-            pending, line = (*position.pending, _note(turn)), None
-            if run.is_evaluated(turn.num_rounds):
-                line, pending = _line(turn.num_rounds, learner.evaluate(turn.state.params), pending), ()
-                record.lines.append(line)
-                if store is not None:
-                    store.file.append(line)
-            position = Position(turn.num_rounds, turn.state, pending, turn.writes)
-            memory.put(position.writes)
-            if store is not None and (time.monotonic() - saved_at >= every or turn.num_rounds == run.rounds):
-                store.save(position, memory)
-                saved_at = time.monotonic()
+        for number, turn in engine.play([book.position for book in books], [book.memory for book in books]):
+            progress = books[number].keep(turn)
             if watch is not None:
-                watch(Progress(run, turn.num_rounds, turn.facts, line))
+                watch(progress)
     except KeyboardInterrupt:
-        if store is None:
+        kept = [book for book in books if book.store is not None]
+        for book in kept:
+            book.save()
+        if not kept or kept[0].store is None:
             raise
-        memory.put(position.writes)  # they may be half done; doing them again changes nothing
-        store.save(position, memory)
-        raise Interrupted(position.num_rounds, store.out) from None
-    return position
+        raise Interrupted(kept[0].position.num_rounds, kept[0].store.out) from None
 
 
 def _note(turn: Turn) -> dict[str, Any]:

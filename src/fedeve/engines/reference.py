@@ -6,7 +6,6 @@ A round is a straight line: send, train the cohort, summarise, step.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,24 +17,11 @@ from ..layout import Layout
 from ..memory import Memory
 from ..method import Sent, Vectors
 from ..run import DTYPES, Run
+from ..store import Position
 from ..summary import Summary
+from .turn import Turn
 
 _EVALUATION_BATCH = 1000  # large enough to be fast, small enough to stay in the cache
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What one round did: the new state, what to note of it, and what clients remember from now on."""
-
-    num_rounds: int
-    """Rounds done so far, this one included."""
-    state: Any
-    facts: dict[str, float] | None
-    """The method's facts; None where nobody who has data answered, which leaves the state as it was."""
-    answered: int
-    left_out: list[int] = field(default_factory=list)
-    """Clients whose update was not finite."""
-    writes: dict[int, Vectors] = field(default_factory=dict)
 
 
 class Reference:
@@ -88,7 +74,7 @@ class Reference:
                 mine = torch.from_numpy(batch[batch >= 0]).to(self.device)
                 grad = self.gradient(walk.params, x[mine], y[mine])
                 walk = local.advance(run.local, walk, grad, start=sent.params, correction=correction)
-        return walk.params - sent.params, walk.num_steps
+        return walk.params - sent.params, int(walk.num_steps)
 
     def gradient(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The gradient [D] of the mean loss on a batch."""
@@ -128,3 +114,23 @@ class Reference:
             outputs.append(torch.func.functional_call(self.model, named, (x,)))
         y = torch.from_numpy(data.y_test).to(self.device)
         return {name: float(value) for name, value in tasks.metrics(data.task, torch.cat(outputs), y).items()}
+
+
+class References:
+    """Plays runs one after another, as the loop wants its engines."""
+
+    name = "reference"
+
+    def __init__(self, runs: list[Run], device: torch.device) -> None:
+        self.runs = runs
+        self.players = [Reference(run, device) for run in runs]
+        self.starts = [player.start for player in self.players]
+
+    def play(self, positions: list[Position], memories: list[Memory]) -> Iterator[tuple[int, Turn]]:
+        """Every run to its end, then the next."""
+        for number, (player, at) in enumerate(zip(self.players, positions, strict=True)):
+            for turn in player.play(at.state, memories[number], at.num_rounds):
+                yield number, turn
+
+    def evaluate(self, number: int, params: Tensor) -> dict[str, float]:
+        return self.players[number].evaluate(params)

@@ -1,0 +1,356 @@
+"""The lane engine: continuous batching of clients. A fixed pool of lanes on one device, refilled as clients finish.
+
+Each lane holds one client's local model and walks through its batches; one step moves all lanes. A lane that is done
+takes the next waiting client of any run, so ragged clients leave no lane idle, and a run waits only for its own cohort.
+The reference engine is its specification: both follow the same plan of batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from .. import local, tasks
+from ..data.federated import FederatedData
+from ..layout import Layout
+from ..local import LocalWork
+from ..memory import Memory
+from ..method import Correction, Sent, Vectors
+from ..run import DTYPES, Run
+from ..seeds import Indices
+from ..store import Position
+from ..summary import Summary
+from .turn import Turn
+
+WINDOW = 128  # steps of a plan that lie on the device; a longer plan is brought in pieces
+CHUNK = 64  # clients summarised at once, in cohort order, whoever of them is done first
+_EVALUATION_BATCH = 2000
+
+
+class OnDevice:
+    """A federation's rows where the lanes are, as stored, and how a model sees them."""
+
+    def __init__(self, data: FederatedData, dtype: torch.dtype, device: torch.device) -> None:
+        self.x, self.y = torch.from_numpy(np.array(data.x)).to(device), torch.from_numpy(data.y).to(device)
+        self.x_test, self.y_test = torch.from_numpy(np.array(data.x_test)).to(device), torch.from_numpy(data.y_test)
+        self.y_test = self.y_test.to(device)
+        self.transform = data.transform(dtype, device)
+
+
+class Pool:
+    """Lanes of one model on one device: where each client stands, and the step that moves them all."""
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, data: OnDevice, work: LocalWork, task: str, width: int
+    ) -> None:
+        some = next(model.parameters())
+        device, dtype, dim = some.device, some.dtype, layout.num_params
+        self.model, self.layout, self.data, self.task, self.width = model, layout, data, task, width
+        zeros = torch.zeros(width, dim, dtype=dtype, device=device)
+        self.start, self.params, self.shift = zeros.clone(), zeros.clone(), zeros.clone()
+        self.prox = torch.zeros(width, dtype=dtype, device=device)
+        self.lr = torch.ones(width, dtype=dtype, device=device)
+        begun = local.begin(work, zeros)
+        self.first, self.second = begun.first.clone(), begun.second.clone()
+        lanes_rate: Any = self.lr  # a rate for every lane, where a number is declared
+        self.work = dataclasses.replace(work, lr=lanes_rate)
+        self.plan = torch.full((width, WINDOW, work.batch), -1, dtype=torch.int64, device=device)
+        self.cursor = torch.zeros(width, dtype=torch.int64, device=device)
+        self.end = torch.zeros(width, dtype=torch.int64, device=device)
+        self.num_steps = torch.zeros(width, dtype=torch.float64, device=device)
+        self.numbers = torch.arange(width, device=device)
+        self.gradients = torch.func.vmap(torch.func.grad(self._loss))
+        self._replay: Callable[[], None] | None = None
+
+    def seat(self, lanes: list[int], start: Tensor, correction: Correction, lr: float) -> None:
+        """Put clients at their start; `correction.shift` is [clients, D] or None."""
+        at = torch.tensor(lanes, device=self.start.device)
+        self.start[at] = start
+        self.params[at] = start
+        self.shift[at] = 0.0 if correction.shift is None else correction.shift
+        self.prox[at] = torch.as_tensor(correction.prox, dtype=self.prox.dtype, device=at.device)
+        self.lr[at] = lr
+        self.num_steps[at] = 0.0
+        for moment in (self.first, self.second):
+            if moment.ndim:
+                moment[at] = 0.0
+
+    def load(self, lanes: list[int], plans: NDArray[np.int64], lengths: list[int]) -> None:
+        """Give lanes the next piece of their plans, [lanes, WINDOW, batch] rows of the data, -1 where there is none."""
+        device = self.plan.device
+        at = torch.tensor(lanes, device=device)
+        self.plan[at] = torch.from_numpy(plans).to(device)
+        self.cursor[at] = 0
+        self.end[at] = torch.tensor(lengths, device=device)
+
+    def advance(self, num_steps: int) -> None:
+        """So many local steps of every lane that has as many left; the others stop at their end."""
+        if self.plan.device.type == "cuda" and self._replay is None:
+            self._replay = self._capture()
+        for _ in range(num_steps):
+            (self._replay or self._step)()
+
+    def updates(self, lanes: list[int]) -> Tensor:
+        """[lanes, D] end minus start."""
+        at = torch.tensor(lanes, device=self.start.device)
+        return self.params[at] - self.start[at]
+
+    def _loss(self, params: Tensor, x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+        outputs = torch.func.functional_call(self.model, self.layout.unflatten(params), (x,))
+        # What a short batch lacks is there as some row, and counts nothing.
+        return (tasks.losses(self.task, outputs, y) * counts).sum() / counts.sum().clamp(min=1)
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        active = self.cursor < self.end
+        index = self.plan[self.numbers, self.cursor.clamp(max=WINDOW - 1)]
+        rows = index.clamp(min=0)
+        counts = ((index >= 0) & active[:, None]).to(self.params.dtype)
+        grad = self.gradients(self.params, self.data.transform(self.data.x[rows]), self.data.y[rows], counts)
+        walk = local.Walk(self.params, self.first, self.second, self.num_steps)
+        correction = Correction(self.prox, self.shift)
+        moved = local.advance(self.work, walk, grad, start=self.start, correction=correction)
+        self.params.copy_(torch.where(active[:, None], moved.params, self.params))
+        for moment, new in ((self.first, moved.first), (self.second, moved.second)):
+            if moment.ndim:
+                moment.copy_(torch.where(active[:, None], new, moment))
+        self.num_steps += active
+        self.cursor += active
+
+    def _capture(self) -> Callable[[], None]:
+        """The step as one CUDA graph: its hundreds of kernels start at once."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        end = self.end.clone()
+        self.end.zero_()  # warming up must not move anybody
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step()
+        self.end.copy_(end)
+        return graph.replay
+
+
+class Part:
+    """Up to CHUNK clients of one cohort, who are summarised together once all of them are done."""
+
+    def __init__(self, clients: list[int], weights: list[float], sent: Sent, memory: dict[str, Tensor]) -> None:
+        self.clients, self.weights, self.sent, self.memory = clients, weights, sent, memory
+        self.updates = sent.params.new_zeros(len(clients), sent.params.shape[-1])
+        self.num_steps = [0] * len(clients)
+        self.missing = len(clients)
+
+    def summarise(self, run: Run) -> tuple[Summary | None, dict[int, Vectors], list[int]]:
+        """The summary of those whose update is finite, what they remember, and who is left out."""
+        steps = torch.tensor(self.num_steps, dtype=self.updates.dtype, device=self.updates.device)
+        extras, remember = run.method.finish(self.updates, steps, run.local.lr, self.sent, self.memory)
+        finite = torch.stack([torch.isfinite(v).all(-1) for v in (self.updates, *extras.values())]).all(0).tolist()
+        good = [place for place, fine in enumerate(finite) if fine]
+        left_out = [client for client, fine in zip(self.clients, finite, strict=True) if not fine]
+        writes: dict[int, Vectors] = {
+            self.clients[place]: {name: vectors[place] for name, vectors in remember.items()} for place in good
+        }
+        if not good:
+            return None, writes, left_out
+        weights = torch.tensor(self.weights, dtype=torch.float64, device=self.updates.device)
+        if left_out:
+            extras = {name: vectors[good] for name, vectors in extras.items()}
+        updates = self.updates[good] if left_out else self.updates
+        return Summary.of(updates, weights[good] if left_out else weights, extras), writes, left_out
+
+
+class Seat:
+    """A run in the pool: its state, the round it is in, and who of the cohort waits, works or is done."""
+
+    def __init__(self, number: int, run: Run, position: Position, memory: Memory) -> None:
+        self.number, self.run, self.memory = number, run, memory
+        self.state, self.num_rounds = position.state, position.num_rounds
+        self.parts: list[Part] = []
+        self.waiting: deque[tuple[Part, int]] = deque()
+
+    def open_round(self) -> None:
+        """Sample the next cohort and send to it."""
+        sent, silent = self.run.method.send(self.state), self.run.silent_in(self.num_rounds)
+        clients = [c for c in self.run.cohort_of(self.num_rounds).tolist() if c not in silent]
+        sizes = self.run.data.sizes
+        self.parts = []
+        for first in range(0, len(clients), CHUNK):
+            some = clients[first : first + CHUNK]
+            remembered = [self.memory.get(client) for client in some]
+            memory = {name: torch.stack([m[name] for m in remembered]) for name in self.run.method.remembers}
+            part = Part(some, [float(sizes[client]) for client in some], sent, memory)
+            part.missing -= sum(sizes[client] == 0 for client in some)
+            self.parts.append(part)
+            self.waiting.extend((part, place) for place, client in enumerate(some) if sizes[client])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everybody in the cohort has answered."""
+        return not self.waiting and not any(part.missing for part in self.parts)
+
+    def close_round(self) -> Turn:
+        """Summarise in cohort order and let the server take its step."""
+        summary: Summary | None = None
+        writes: dict[int, Vectors] = {}
+        left_out: list[int] = []
+        for part in self.parts:
+            some, wrote, bad = part.summarise(self.run)
+            writes, left_out = writes | wrote, left_out + bad
+            summary = some if summary is None else summary if some is None else summary.merge(some)
+        facts = None
+        if summary is not None and summary.weight > 0:
+            self.state, scalars = self.run.method.step(self.state, summary)
+            facts = {name: float(value) for name, value in scalars.items()}
+        self.num_rounds += 1
+        answered = 0 if summary is None else int(summary.count)
+        return Turn(self.num_rounds, self.state, facts, answered, left_out, writes)
+
+
+@dataclasses.dataclass
+class Client:
+    """Who is in a lane: its place in its run's cohort, and what is left of its plan."""
+
+    seat: Seat
+    part: Part
+    place: int
+    plan: Indices
+    taken: int = 0
+    left: int = 0
+    """Steps of the piece that lies on the device."""
+
+
+class Lanes:
+    """Plays runs that share model, data and local work in one pool; others get a pool of their own."""
+
+    name = "lanes"
+
+    def __init__(self, runs: list[Run], device: torch.device, width: int | None = None) -> None:
+        self.runs, self.device, self.width = runs, device, width
+        self.models = [run.build_model().to(device) for run in runs]
+        self.layouts = [Layout.of(model) for model in self.models]
+        pairs = zip(self.models, self.layouts, strict=True)
+        self.starts = [layout.flatten(dict(model.named_parameters())) for model, layout in pairs]
+        self.datas: dict[tuple[int, str], OnDevice] = {}
+
+    def data(self, run: Run) -> OnDevice:
+        key = (id(run.data), run.dtype)
+        if key not in self.datas:
+            self.datas[key] = OnDevice(run.data, DTYPES[run.dtype], self.device)
+        return self.datas[key]
+
+    def play(self, positions: list[Position], memories: list[Memory]) -> Iterator[tuple[int, Turn]]:
+        """The rounds that are left, as their cohorts are done."""
+        groups: dict[Any, list[Seat]] = {}
+        for number, run in enumerate(self.runs):
+            if positions[number].num_rounds < run.rounds:
+                seat = Seat(number, run, positions[number], memories[number])
+                groups.setdefault(_shared(run), []).append(seat)
+        for seats in groups.values():
+            yield from self._play(seats)
+
+    def _play(self, seats: list[Seat]) -> Iterator[tuple[int, Turn]]:
+        number, run = seats[0].number, seats[0].run
+        width = self.width or min(256, sum(seat.run.cohort for seat in seats))
+        model = self.models[number].train()
+        pool = Pool(model, self.layouts[number], self.data(run), run.local, run.data.task, width)
+        lanes: list[Client | None] = [None] * width
+        playing = deque(seats)
+        for seat in seats:
+            seat.open_round()
+        while playing:
+            for seat in [seat for seat in playing if seat.is_done]:
+                yield seat.number, seat.close_round()
+                if seat.num_rounds == seat.run.rounds:
+                    playing.remove(seat)
+                else:
+                    seat.open_round()
+            _fill(pool, lanes, playing)
+            busy = [client for client in lanes if client is not None]
+            if busy:
+                num_steps = min(client.left for client in busy)
+                pool.advance(num_steps)
+                _collect(pool, lanes, num_steps)
+
+    @torch.no_grad()
+    def evaluate(self, number: int, params: Tensor) -> dict[str, float]:
+        """The task's metrics on the whole test set."""
+        data, model = self.data(self.runs[number]), self.models[number].eval()
+        if not len(data.y_test):
+            return {}
+        named = self.layouts[number].unflatten(params)
+        outputs = [
+            torch.func.functional_call(model, named, (data.transform(x),)) for x in data.x_test.split(_EVALUATION_BATCH)
+        ]
+        model.train()
+        judged = tasks.metrics(self.runs[number].data.task, torch.cat(outputs), data.y_test)
+        return {name: float(value) for name, value in judged.items()}
+
+
+def _shared(run: Run) -> Any:
+    """What runs must have in common to share a pool: all but method, seed, rounds, cohort and the local rate."""
+    work = dataclasses.replace(run.local, lr=1.0, epochs=1, steps=None)
+    model = run.model if isinstance(run.model, str) else id(run.model)
+    return model, repr(sorted(run.model_options.items())), id(run.data), run.dtype, work
+
+
+def _fill(pool: Pool, lanes: list[Client | None], playing: deque[Seat]) -> None:
+    """Seat waiting clients in free lanes, the runs taking turns, each run's in cohort order."""
+    free = [number for number, client in enumerate(lanes) if client is None]
+    fresh: dict[tuple[int, int], list[int]] = {}
+    while free and any(seat.waiting for seat in playing):
+        for seat in playing:
+            if free and seat.waiting:
+                part, place = seat.waiting.popleft()
+                client = part.clients[place]
+                rows, run = seat.run.data.rows(client), seat.run
+                plan = local.plan(run.local, len(rows), seed=run.seed, round=seat.num_rounds, client=client)
+                lane = free.pop(0)
+                lanes[lane] = Client(seat, part, place, np.where(plan >= 0, rows[plan], -1))
+                part.num_steps[place] = len(plan)
+                fresh.setdefault((seat.number, id(part)), []).append(lane)
+    for numbers in fresh.values():
+        clients = [client for client in (lanes[number] for number in numbers) if client is not None]
+        run, part = clients[0].seat.run, clients[0].part
+        places = [client.place for client in clients]
+        memory = {name: vectors[places] for name, vectors in part.memory.items()}
+        pool.seat(numbers, part.sent.params, run.method.correction(part.sent, memory), run.local.lr)
+        _bring(pool, numbers, clients)
+
+
+def _bring(pool: Pool, numbers: list[int], clients: list[Client]) -> None:
+    """Load the next piece of these clients' plans."""
+    pieces = np.full((len(clients), *pool.plan.shape[1:]), -1, dtype=np.int64)
+    for piece, client in zip(pieces, clients, strict=True):
+        client.left = min(WINDOW, len(client.plan) - client.taken)
+        piece[: client.left] = client.plan[client.taken : client.taken + client.left]
+        client.taken += client.left
+    pool.load(numbers, pieces, [client.left for client in clients])
+
+
+def _collect(pool: Pool, lanes: list[Client | None], num_steps: int) -> None:
+    """After so many steps: take the updates of those who are done, and bring the others' next pieces."""
+    done: list[tuple[int, Client]] = []
+    more: list[tuple[int, Client]] = []
+    for number, client in enumerate(lanes):
+        if client is not None:
+            client.left -= num_steps
+            if not client.left:
+                (done if client.taken == len(client.plan) else more).append((number, client))
+    if more:
+        _bring(pool, [number for number, _ in more], [client for _, client in more])
+    if done:
+        updates = pool.updates([number for number, _ in done])
+        for update, (number, client) in zip(updates, done, strict=True):
+            client.part.updates[client.place] = update
+            client.part.missing -= 1
+            lanes[number] = None
