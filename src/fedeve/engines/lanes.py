@@ -241,6 +241,8 @@ class Lanes:
         pairs = zip(self.models, self.layouts, strict=True)
         self.starts = [layout.flatten(dict(model.named_parameters())) for model, layout in pairs]
         self.datas: dict[tuple[int, str], OnDevice] = {}
+        self.work = {"lane_steps": 0, "client_steps": 0}
+        """Steps the pool took times its width, and how many of them moved a client: their ratio is the occupancy."""
 
     def data(self, run: Run) -> OnDevice:
         key = (id(run.data), run.dtype)
@@ -279,6 +281,8 @@ class Lanes:
             if busy:
                 num_steps = min(client.left for client in busy)
                 pool.advance(num_steps)
+                self.work["lane_steps"] += num_steps * width
+                self.work["client_steps"] += num_steps * len(busy)
                 _collect(pool, lanes, num_steps)
 
     @torch.no_grad()
