@@ -8,6 +8,7 @@ The reference engine is its specification: both follow the same plan of batches.
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -135,8 +136,13 @@ class Pool:
                 self._step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step()
+        gc.collect()  # an older pool's graph that is freed during the capture would spoil it
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph):
+                self._step()
+        finally:
+            gc.enable()
         self.end.copy_(end)
         return graph.replay
 
