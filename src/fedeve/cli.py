@@ -109,6 +109,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Override the seed.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Override the number of rounds.")] = None,
     root: Root = None,
+    engine: Annotated[str, typer.Option(help="auto, reference or lanes.")] = "auto",
     device: Device = "auto",
     threads: Threads = 1,
     checkpoint_every: Every = 10.0,
@@ -123,7 +124,8 @@ def run(
     short = {"seed": seed, "rounds": rounds, "data.root": root}
     changes = [*(assignments or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
     table = configs.override(configs.read(config), changes)
-    _play(table, out, resume=False, device=device, threads=threads, checkpoint_every=checkpoint_every, as_json=as_json)
+    options = {"engine": engine, "device": device, "threads": threads, "checkpoint_every": checkpoint_every}
+    _play(table, out, resume=False, as_json=as_json, **options)
 
 
 @app.command()
@@ -138,17 +140,12 @@ def resume(
 
     Example: fedeve resume runs/first
     """
-    from .store import recorded_config
+    from .store import recorded_header
 
-    _play(
-        recorded_config(out),
-        out,
-        resume=True,
-        device=device,
-        threads=threads,
-        checkpoint_every=checkpoint_every,
-        as_json=as_json,
-    )
+    header = recorded_header(out)
+    # The engine it was started with: another would give the same numbers but for their last bits.
+    options = {"engine": header["engine"], "device": device, "threads": threads, "checkpoint_every": checkpoint_every}
+    _play(header["config"], out, resume=True, as_json=as_json, **options)
 
 
 @app.command(name="methods")

@@ -105,10 +105,9 @@ def refuse_occupied(out: Path) -> None:
         )
 
 
-def recorded_config(out: Path) -> dict[str, Any]:
-    """The configuration of the run that a folder holds."""
-    config: dict[str, Any] = _recorded(out).header["config"]
-    return config
+def recorded_header(out: Path) -> dict[str, Any]:
+    """The header of the run that a folder holds: its configuration, its engine and what else it was made with."""
+    return _recorded(out).header
 
 
 def _recorded(out: Path) -> Record:

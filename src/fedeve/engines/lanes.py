@@ -35,6 +35,12 @@ CHUNK = 64  # clients summarised at once, in cohort order, whoever of them is do
 _EVALUATION_BATCH = 2000
 
 
+def upload(values: Any, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers from the host where `like` is; on a GPU the copy is queued, so that the host need not wait for it."""
+    host = torch.as_tensor(values, dtype=dtype)
+    return host.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else host
+
+
 class OnDevice:
     """A federation's rows where the lanes are, as stored, and how a model sees them."""
 
@@ -72,11 +78,11 @@ class Pool:
 
     def seat(self, lanes: list[int], start: Tensor, correction: Correction, lr: float) -> None:
         """Put clients at their start; `correction.shift` is [clients, D] or None."""
-        at = torch.tensor(lanes, device=self.start.device)
+        at = upload(lanes, self.start)
         self.start[at] = start
         self.params[at] = start
         self.shift[at] = 0.0 if correction.shift is None else correction.shift
-        self.prox[at] = torch.as_tensor(correction.prox, dtype=self.prox.dtype, device=at.device)
+        self.prox[at] = correction.prox
         self.lr[at] = lr
         self.num_steps[at] = 0.0
         for moment in (self.first, self.second):
@@ -85,11 +91,10 @@ class Pool:
 
     def load(self, lanes: list[int], plans: NDArray[np.int64], lengths: list[int]) -> None:
         """Give lanes the next piece of their plans, [lanes, WINDOW, batch] rows of the data, -1 where there is none."""
-        device = self.plan.device
-        at = torch.tensor(lanes, device=device)
-        self.plan[at] = torch.from_numpy(plans).to(device)
+        at = upload(lanes, self.plan)
+        self.plan[at] = upload(plans, self.plan)
         self.cursor[at] = 0
-        self.end[at] = torch.tensor(lengths, device=device)
+        self.end[at] = upload(lengths, self.plan)
 
     def advance(self, num_steps: int) -> None:
         """So many local steps of every lane that has as many left; the others stop at their end."""
@@ -100,7 +105,7 @@ class Pool:
 
     def updates(self, lanes: list[int]) -> Tensor:
         """[lanes, D] end minus start."""
-        at = torch.tensor(lanes, device=self.start.device)
+        at = upload(lanes, self.start)
         return self.params[at] - self.start[at]
 
     def _loss(self, params: Tensor, x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
@@ -156,23 +161,19 @@ class Part:
         self.num_steps = [0] * len(clients)
         self.missing = len(clients)
 
-    def summarise(self, run: Run) -> tuple[Summary | None, dict[int, Vectors], list[int]]:
-        """The summary of those whose update is finite, what they remember, and who is left out."""
-        steps = torch.tensor(self.num_steps, dtype=self.updates.dtype, device=self.updates.device)
-        extras, remember = run.method.finish(self.updates, steps, run.local.lr, self.sent, self.memory)
-        finite = torch.stack([torch.isfinite(v).all(-1) for v in (self.updates, *extras.values())]).all(0).tolist()
-        good = [place for place, fine in enumerate(finite) if fine]
-        left_out = [client for client, fine in zip(self.clients, finite, strict=True) if not fine]
-        writes: dict[int, Vectors] = {
-            self.clients[place]: {name: vectors[place] for name, vectors in remember.items()} for place in good
-        }
-        if not good:
-            return None, writes, left_out
-        weights = torch.tensor(self.weights, dtype=torch.float64, device=self.updates.device)
-        if left_out:
-            extras = {name: vectors[good] for name, vectors in extras.items()}
-        updates = self.updates[good] if left_out else self.updates
-        return Summary.of(updates, weights[good] if left_out else weights, extras), writes, left_out
+    def finish(self, run: Run) -> None:
+        """Everybody is done: what else they send and remember, and whose reply is finite."""
+        steps = upload(self.num_steps, self.updates, self.updates.dtype)
+        self.extras, self.remember = run.method.finish(self.updates, steps, run.local.lr, self.sent, self.memory)
+        self.finite = torch.stack([torch.isfinite(v).all(-1) for v in (self.updates, *self.extras.values())]).all(0)
+
+    def summary(self, good: list[int]) -> Summary:
+        """The summary of those at these places."""
+        weights = upload([self.weights[place] for place in good], self.updates, torch.float64)
+        if len(good) == len(self.clients):
+            return Summary.of(self.updates, weights, self.extras, trusted=True)
+        extras = {name: vectors[good] for name, vectors in self.extras.items()}
+        return Summary.of(self.updates[good], weights, extras, trusted=True)
 
 
 class Seat:
@@ -204,22 +205,42 @@ class Seat:
         """Whether everybody in the cohort has answered."""
         return not self.waiting and not any(part.missing for part in self.parts)
 
-    def close_round(self) -> Turn:
-        """Summarise in cohort order and let the server take its step."""
-        summary: Summary | None = None
-        writes: dict[int, Vectors] = {}
-        left_out: list[int] = []
+    def begin_close(self) -> None:
+        """Queue the server's step, as if every reply were finite; nothing here waits for the device."""
         for part in self.parts:
-            some, wrote, bad = part.summarise(self.run)
-            writes, left_out = writes | wrote, left_out + bad
-            summary = some if summary is None else summary if some is None else summary.merge(some)
-        facts = None
-        if summary is not None and summary.weight > 0:
-            self.state, scalars = self.run.method.step(self.state, summary)
-            facts = {name: float(value) for name, value in scalars.items()}
+            part.finish(self.run)
+        self.outcome = self._step([list(range(len(part.clients))) for part in self.parts])
+        facts = [value.double().reshape(1) for value in self.outcome[1].values()]
+        self.told = torch.cat([*(part.finite.double() for part in self.parts), *facts]) if self.parts else None
+
+    def end_close(self) -> Turn:
+        """Wait for the step and tell what it did; a reply that was not finite is left out and the step done again."""
+        told = [] if self.told is None else self.told.tolist()
+        good, left_out = [], []
+        for part in self.parts:
+            flags, told = told[: len(part.clients)], told[len(part.clients) :]
+            good.append([place for place, fine in enumerate(flags) if fine])
+            left_out += [part.clients[place] for place, fine in enumerate(flags) if not fine]
+        if left_out:
+            self.outcome = self._step(good)
+            told = [float(value) for value in self.outcome[1].values()]
+        self.state, scalars, weight = self.outcome
+        writes: dict[int, Vectors] = {
+            part.clients[place]: {name: vectors[place] for name, vectors in part.remember.items()}
+            for part, places in zip(self.parts, good, strict=True)
+            for place in places
+        }
+        facts = dict(zip(scalars, told, strict=True)) if weight else None
         self.num_rounds += 1
-        answered = 0 if summary is None else int(summary.count)
-        return Turn(self.num_rounds, self.state, facts, answered, left_out, writes)
+        return Turn(self.num_rounds, self.state, facts, sum(map(len, good)), left_out, writes)
+
+    def _step(self, good: list[list[int]]) -> tuple[Any, dict[str, Tensor], float]:
+        """The server's step on the replies at these places of the parts, in cohort order, and their weight."""
+        weight = sum(part.weights[place] for part, places in zip(self.parts, good, strict=True) for place in places)
+        if not weight:
+            return self.state, {}, weight
+        parts = [part.summary(places) for part, places in zip(self.parts, good, strict=True) if places]
+        return *self.run.method.step(self.state, Summary.merged(parts)), weight
 
 
 @dataclasses.dataclass
@@ -276,8 +297,11 @@ class Lanes:
         for seat in seats:
             seat.open_round()
         while playing:
-            for seat in [seat for seat in playing if seat.is_done]:
-                yield seat.number, seat.close_round()
+            done = [seat for seat in playing if seat.is_done]
+            for seat in done:
+                seat.begin_close()
+            for seat in done:
+                yield seat.number, seat.end_close()
                 if seat.num_rounds == seat.run.rounds:
                     playing.remove(seat)
                 else:
