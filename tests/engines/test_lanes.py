@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedeve import FedAvg, FederatedData, FedEve, LocalWork, Record, Run, Scaffold, all_methods, simulate
+from fedeve import FedAvg, FederatedData, FedEve, FedeveError, LocalWork, Record, Run, Scaffold, all_methods, simulate
 from fedeve.engines.lanes import Lanes
 from fedeve.engines.loop import Interrupted, Progress
 
@@ -147,3 +147,10 @@ def test_named_models_walk_in_lanes(model: str) -> None:
     data = FederatedData.from_arrays(x, y, np.array_split(np.arange(60), 6), x_test=x, y_test=y)
     run = some_run(data=data, model=model, cohort=3, rounds=2, dropout=0.0)
     assert_close(simulate(run, engine="lanes"), simulate(run, engine="reference"), 1e-9)
+
+
+def test_what_lanes_cannot_do_is_refused_before_the_first_round() -> None:
+    with pytest.raises(FedeveError, match="lanes have no random layers yet: got Dropout at '1'"):
+        simulate(some_run(model=nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))), engine="lanes")
+    with pytest.raises(FedeveError, match="the model cannot read this data"):
+        simulate(some_run(model=nn.Linear(5, 3)), engine="lanes")

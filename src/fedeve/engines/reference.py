@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import local, seeds, tasks
+from ..data.federated import FederatedData
 from ..errors import FedeveError, Words
 from ..layout import Layout
 from ..memory import Memory
@@ -32,7 +33,7 @@ class Reference:
         self.model: nn.Module = run.build_model().to(device)
         self.layout = Layout.of(self.model)
         self.start = self.layout.flatten(dict(self.model.named_parameters()))
-        self.refuse_misfit()
+        refuse_misfit(self.model, run.data, self.dtype, device)
 
     def play(self, state: Any, memory: Memory, first_round: int) -> Iterator[Turn]:
         """The rounds from `first_round` on. The caller puts a turn's `writes` into the memory before the next."""
@@ -82,20 +83,6 @@ class Reference:
         logits = torch.func.functional_call(self.model, self.layout.unflatten(params), (x,))
         return torch.autograd.grad(tasks.loss(self.run.data.task, logits, y), params)[0]
 
-    @torch.no_grad()
-    def refuse_misfit(self) -> None:
-        """Find out now, not in some round, that the model cannot read the data or tell its classes apart."""
-        data = self.run.data
-        try:
-            self.model.eval()
-            num_outputs = self.model(data.inputs(data.x[:2], self.dtype).to(self.device)).shape[-1]
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            found = Words(f"inputs of shape {data.input_shape}: {str(error).splitlines()[0]}")
-            raise FedeveError("the model cannot read this data", got=found, do="use a model for such inputs") from error
-        if num_outputs < data.num_outputs:
-            do = f"give it {data.num_outputs} outputs"
-            raise FedeveError("the model has fewer outputs than there are classes", got=num_outputs, do=do)
-
     def summarise(self, client: int, update: Tensor, extras: Vectors) -> Summary:
         """One client's reply, weighted by its examples."""
         weight = torch.tensor([self.run.data.sizes[client]], dtype=torch.float64, device=self.device)
@@ -134,3 +121,17 @@ class References:
 
     def evaluate(self, number: int, params: Tensor) -> dict[str, float]:
         return self.players[number].evaluate(params)
+
+
+@torch.no_grad()
+def refuse_misfit(model: nn.Module, data: FederatedData, dtype: torch.dtype, device: torch.device) -> None:
+    """Find out now, not in some round, that the model cannot read the data or tell its classes apart."""
+    try:
+        model.eval()
+        num_outputs = model(data.inputs(data.x[:2], dtype).to(device)).shape[-1]
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        found = Words(f"inputs of shape {data.input_shape}: {str(error).splitlines()[0]}")
+        raise FedeveError("the model cannot read this data", got=found, do="use a model for such inputs") from error
+    if num_outputs < data.num_outputs:
+        do = f"give it {data.num_outputs} outputs"
+        raise FedeveError("the model has fewer outputs than there are classes", got=num_outputs, do=do)
