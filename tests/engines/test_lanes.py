@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,19 @@ import pytest
 import torch
 from torch import nn
 
-from fedeve import FedAvg, FederatedData, FedEve, FedeveError, LocalWork, Record, Run, Scaffold, all_methods, simulate
+from fedeve import (
+    FedAvg,
+    FederatedData,
+    FedEve,
+    FedeveError,
+    LocalWork,
+    Record,
+    Run,
+    Scaffold,
+    all_methods,
+    datasets,
+    simulate,
+)
 from fedeve.engines.lanes import Lanes
 from fedeve.engines.loop import Interrupted, Progress
 
@@ -154,3 +167,20 @@ def test_what_lanes_cannot_do_is_refused_before_the_first_round() -> None:
         simulate(some_run(model=nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))), engine="lanes")
     with pytest.raises(FedeveError, match="the model cannot read this data"):
         simulate(some_run(model=nn.Linear(5, 3)), engine="lanes")
+
+
+def test_resnet18_walks_in_lanes() -> None:
+    x, y = np.random.default_rng(0).integers(0, 256, (16, 3, 8, 8), dtype=np.uint8), np.arange(16) % 4
+    data = FederatedData.from_arrays(x, y, np.array_split(np.arange(16), 4), x_test=x, y_test=y)
+    run = some_run(data=data, model="resnet18", cohort=2, rounds=1, dropout=0.0, local=LocalWork(lr=0.1, batch=4))
+    assert_close(simulate(run, engine="lanes"), simulate(run, engine="reference"), 1e-9)
+
+
+@pytest.mark.skipif(not os.environ.get("FEDEVE_DATA"), reason="needs the real MovieLens-1M: set FEDEVE_DATA")
+def test_din_and_its_gathered_features_walk_in_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDEVE_CACHE", str(tmp_path))
+    data = datasets.load("movielens1m")
+    data = dataclasses.replace(data, x_test=data.x_test[:1000], y_test=data.y_test[:1000])
+    work = LocalWork(optimizer="adam", lr=0.01, batch=100)
+    run = some_run(data=data, model="din", cohort=3, rounds=2, dropout=0.0, local=work)
+    assert_close(simulate(run, engine="lanes"), simulate(run, engine="reference"), 1e-9)
