@@ -210,7 +210,7 @@ def _draw_drifts(axes: Any, groups: Groups) -> None:
             axes.plot(_rounds(records[0]), middle, color=colour, alpha=0.25, linewidth=0.8)
             axes.plot(_rounds(records[0]), _running_median(middle), dash, color=colour, label=name.replace("_", " "))
     axes.set(xlabel="round", ylabel="drift per parameter", yscale="log", xlim=(0, None))
-    axes.legend(loc="upper right")
+    axes.legend(loc="lower right")
 
 
 def _with_gain(groups: Groups) -> list[tuple[int, tuple[str, Sequence[Record]]]]:
