@@ -142,6 +142,16 @@ def test_stopped_and_resumed_is_never_stopped_to_the_bit(tmp_path: Path, device:
     assert torch.equal(whole.params, resumed.params) and whole.lines == resumed.lines
 
 
+def test_a_run_is_not_resumed_by_another_engine(tmp_path: Path) -> None:
+    simulate(some_run(), engine="lanes", out=tmp_path)
+    before = (tmp_path / "record.jsonl").read_bytes()
+    with pytest.raises(
+        FedeveError, match="started with another engine: got 'reference'; resume it with engine='lanes'"
+    ):
+        simulate(some_run(), engine="reference", out=tmp_path, resume=True)
+    assert (tmp_path / "record.jsonl").read_bytes() == before
+
+
 def test_a_client_that_diverges_is_its_own_problem() -> None:
     """One client's inputs are infinite: it is left out and named, and the others' numbers are those without it."""
     x = DATA.x.copy()

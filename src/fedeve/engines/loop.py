@@ -151,6 +151,7 @@ class Book:
         self.position = Position(0, self.run.method.init(start, num_clients=self.run.data.num_clients))
         if store is not None and resume:
             self.position, self.record = store.restore(self.position, self.memory)
+            _refuse_other_engine(self.record, engine.name)
         else:
             self.record = Record(header(self.run, num_params=len(start), device=start.device, engine=engine.name))
             if store is not None:
@@ -196,6 +197,13 @@ def _play(engine: Engine, books: list[Book], watch: Watcher | None) -> None:
         if not kept or kept[0].store is None:
             raise
         raise Interrupted(kept[0].position.num_rounds, kept[0].store.out) from None
+
+
+def _refuse_other_engine(record: Record, name: str) -> None:
+    """Two engines agree but for the last bits, so a run that changed its engine would not be the one it says it is."""
+    begun = record.header["engine"]
+    if begun != name:
+        raise FedeveError("this run was started with another engine", got=name, do=f"resume it with engine={begun!r}")
 
 
 def _note(turn: Turn) -> dict[str, Any]:
