@@ -17,6 +17,7 @@ import torch
 from fedeve import FedeveError, Record, all_methods, simulate
 from fedeve.checkpoint import Checkpoint
 from fedeve.engines.loop import Interrupted, Progress
+from fedeve.memory import Memory
 from fedeve.store import CHECKPOINT, RECORD, Store
 
 CONFIG = """
@@ -65,6 +66,32 @@ def test_stopped_and_resumed_equals_never_stopped(small_run: Any, tmp_path: Path
     assert whole.lines == resumed.lines and whole.header == resumed.header
 
 
+@pytest.mark.parametrize("checkpoint_at", [None, 1, 3])
+def test_lines_beyond_the_checkpoint_are_written_again_not_twice(
+    small_run: Any, tmp_path: Path, checkpoint_at: int | None
+) -> None:
+    """What a kill leaves when checkpoints are rare: a record that is ahead of its checkpoint, or has none at all."""
+    run = small_run(method=all_methods()["scaffold"]())
+
+    def stop(progress: Progress) -> None:
+        if progress.num_rounds == checkpoint_at:
+            raise KeyboardInterrupt
+
+    simulate(run, out=tmp_path / "whole")
+    if checkpoint_at is None:
+        simulate(run, out=tmp_path / "parts")
+        (tmp_path / "parts" / CHECKPOINT).unlink()
+    else:
+        with pytest.raises(Interrupted):
+            simulate(run, out=tmp_path / "parts", watch=stop)
+        early = (tmp_path / "parts" / CHECKPOINT).read_bytes()
+        simulate(run, out=tmp_path / "parts", resume=True)
+        (tmp_path / "parts" / CHECKPOINT).write_bytes(early)
+    assert len(Record.read(tmp_path / "parts" / RECORD).lines) == 3
+    simulate(run, out=tmp_path / "parts", resume=True)
+    assert_same_files(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_an_interrupt_inside_a_client_forgets_the_round_and_nothing_else(small_run: Any, tmp_path: Path) -> None:
     """Ctrl-C arrives in the middle of a round, when some clients of the cohort have trained."""
     run = small_run(method=all_methods()["scaffold"](), rounds=8)
@@ -83,6 +110,28 @@ def test_an_interrupt_inside_a_client_forgets_the_round_and_nothing_else(small_r
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted) as stopped:
         patch.setattr(Reference, "train", interrupted_train)
         simulate(run, out=tmp_path / "parts")
+    assert stopped.value.num_rounds == 3
+    simulate(run, out=tmp_path / "parts", resume=True)
+    assert_same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_an_interrupt_while_memories_are_written_loses_none(small_run: Any, tmp_path: Path) -> None:
+    """Ctrl-C arrives when the round is in the books but only the first client's memory is written."""
+    run = small_run(method=all_methods()["scaffold"](), rounds=8)
+    simulate(run, out=tmp_path / "whole")
+    put, calls = Memory.put, 0
+
+    def interrupted_put(self: Memory, vectors: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            put(self, dict(list(vectors.items())[:1]))
+            raise KeyboardInterrupt
+        put(self, vectors)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted) as stopped:
+        patch.setattr(Memory, "put", interrupted_put)
+        simulate(run, out=tmp_path / "parts", checkpoint_every=1e9)
     assert stopped.value.num_rounds == 3
     simulate(run, out=tmp_path / "parts", resume=True)
     assert_same_files(tmp_path / "whole", tmp_path / "parts")
