@@ -93,6 +93,15 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) 
         Record.read(path)
 
 
+@pytest.mark.parametrize("damage", [b"3", b"[]", b"{}", b'{"round": "x"}'])
+def test_a_line_that_is_json_but_no_round_is_damaged_too(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "record.jsonl"
+    RecordFile(path).create(HEADER)
+    path.write_bytes(path.read_bytes() + damage + b"\n")
+    with pytest.raises(FedeveError, match=r"line 2 of .* is damaged"):
+        Record.read(path)
+
+
 @pytest.mark.parametrize("content", ["", "{}\n", "[1]\n", '{"record": 99}\n', "no json"])
 def test_a_file_that_is_no_record_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "record.jsonl"

@@ -159,9 +159,13 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise cannot_write(path, error) from error
 
 
-def cannot_write(path: Path, error: OSError) -> FedeveError:
+class DiskError(FedeveError):
+    """The disk refuses: no fault of the run that met it first."""
+
+
+def cannot_write(path: Path, error: OSError) -> DiskError:
     """The error for a disk that refuses."""
-    return FedeveError(
+    return DiskError(
         f"cannot write {path}",
         got=Words(error.strerror or str(error)),
         do="make room or choose another folder; what was there before is untouched",
@@ -201,12 +205,17 @@ def _parse(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         try:
             values.append(json.loads(row))
         except ValueError:
-            raise FedeveError(
-                f"line {number} of {path} is damaged", got=row[:60], do="restore the file from a copy or run again"
-            ) from None
+            raise _damaged(number, path, row) from None
+        if number > 1 and not (isinstance(values[-1], dict) and isinstance(values[-1].get("round"), int)):
+            raise _damaged(number, path, row)
     if not values or not isinstance(values[0], dict) or values[0].get("record") != FORMAT:
         found = values[0] if values else Words("an empty file")
         raise FedeveError(
             f"{path} is not a record of format {FORMAT}", got=found, do="give a record.jsonl of this version"
         )
     return values[0], values[1:]
+
+
+def _damaged(number: int, path: Path, row: bytes) -> FedeveError:
+    what, do = f"line {number} of {path} is damaged", "restore the file from a copy or run again"
+    return FedeveError(what, got=row[:60], do=do)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,29 +71,38 @@ class Store:
         position = Position(num_rounds, start.state._replace(**state), tuple(found.values["pending"]))
         return position, Record(record.header, self.file.rewind(num_rounds))
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder, made if need be, for this process alone; the lock goes with the process, however it ends."""
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a run here."""
+        return (self.out / RECORD).exists()
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the folder for this process alone."""
+        return locked(self.out)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder, made if need be, for this process alone; the lock goes with the process, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    try:
         try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise cannot_write(self.out, error) from error
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(handle, 20, 0).decode() or "unknown"
-                raise FedeveError(
-                    f"{self.out} is in use",
-                    got=Words(f"process {holder}"),
-                    do="wait for it to end or choose another folder",
-                ) from None
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 200, 0).decode(errors="replace") or "unknown"
+            raise FedeveError(
+                f"{folder} is in use", got=Words(f"process {holder}"), do="wait for it to end or choose another folder"
+            ) from None
+        with suppress(OSError):  # on a full disk the lock still holds, only its note is missing
             os.ftruncate(handle, 0)
-            os.pwrite(handle, str(os.getpid()).encode(), 0)
-            yield
-        finally:
-            os.close(handle)
+            os.pwrite(handle, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
 
 
 def refuse_occupied(out: Path) -> None:

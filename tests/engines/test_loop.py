@@ -219,6 +219,88 @@ def test_several_runs_come_back_in_order_and_equal_single_ones(small_run: Any) -
         assert record.lines == simulate(run).lines and record.header["seed"] == run.seed
 
 
+ENGINES = pytest.mark.parametrize("engine", ["reference", "lanes"])
+
+
+@ENGINES
+def test_several_runs_have_a_folder_each_and_leave_what_single_ones_leave(
+    small_run: Any, tmp_path: Path, engine: str
+) -> None:
+    runs = [small_run(seed=seed, method=all_methods()["scaffold"]()) for seed in (1, 2, 3)]
+    folders = [tmp_path / str(number) for number in range(3)]
+    simulate(runs, engine=engine, width=8, out=folders)
+    for number, run in enumerate(runs):
+        simulate(run, engine=engine, width=8, out=tmp_path / "alone" / str(number))
+        assert_same_files(folders[number], tmp_path / "alone" / str(number))
+
+
+@ENGINES
+def test_a_deadline_leaves_every_run_checkpointed_and_auto_continues_or_begins(
+    small_run: Any, tmp_path: Path, engine: str
+) -> None:
+    """The deadline comes while the first run is under way; by the reference engine the others have not begun."""
+    runs = [small_run(seed=seed, method=all_methods()["scaffold"](), rounds=8) for seed in (1, 2, 3)]
+    options: dict[str, Any] = {"engine": engine, "width": 8, "resume": "auto", "checkpoint_every": 1e9}
+    whole, parts = ([tmp_path / kind / str(number) for number in range(3)] for kind in ("whole", "parts"))
+    simulate(runs, out=whole, **options)
+    sessions = 0
+    while not all((part / RECORD).exists() and len(Record.read(part / RECORD).lines) == 4 for part in parts):
+        seen: list[Progress] = []
+        simulate(runs, out=parts, watch=seen.append, until=time.monotonic(), **options)
+        assert len(seen) == 1  # a deadline that has passed stops after one turn, so that no session is in vain
+        assert all((part / CHECKPOINT).exists() for part in parts)
+        sessions += 1
+    assert sessions == 3 * 8
+    for ours, theirs in zip(parts, whole, strict=True):
+        assert_same_files(ours, theirs)
+
+
+def test_a_deadline_is_kept_with_its_checkpoints(small_run: Any, tmp_path: Path) -> None:
+    run, until = small_run(rounds=100_000, eval_every=1000), time.monotonic() + 1.0
+    record = simulate(run, out=tmp_path, until=until)
+    assert time.monotonic() < until
+    found = Checkpoint.load(tmp_path / CHECKPOINT, identity=run.identity())
+    assert 0 < found.values["num_rounds"] < 100_000
+    assert torch.equal(found.tensors["state.params"], record.params)
+
+
+@ENGINES
+def test_what_raises_in_a_round_leaves_every_run_checkpointed(small_run: Any, tmp_path: Path, engine: str) -> None:
+    runs, folders = [small_run(seed=seed) for seed in (1, 2)], [tmp_path / "0", tmp_path / "1"]
+
+    def fail(progress: Progress) -> None:
+        if progress.num_rounds == 3:
+            raise ZeroDivisionError("three")
+
+    with pytest.raises(ZeroDivisionError):
+        simulate(runs, engine=engine, out=folders, watch=fail, checkpoint_every=1e9)
+    assert all((folder / CHECKPOINT).exists() for folder in folders)
+
+
+def test_folders_are_as_many_as_runs_and_all_different(small_run: Any, tmp_path: Path) -> None:
+    runs = [small_run(seed=1), small_run(seed=2)]
+    with pytest.raises(FedeveError, match="several runs cannot share one folder"):
+        simulate(runs, out=tmp_path)  # type: ignore[call-overload]
+    for folders in ([tmp_path], [tmp_path, tmp_path], [tmp_path / "a", tmp_path / "b", tmp_path / "c"]):
+        with pytest.raises(FedeveError, match="2 runs need a folder each"):
+            simulate(runs, out=folders)
+    with pytest.raises(FedeveError, match="unknown resume"):
+        simulate(small_run(), out=tmp_path, resume="perhaps")
+
+
+def test_checkpoints_that_take_long_are_written_seldom(small_run: Any, tmp_path: Path) -> None:
+    """Ten runs of which each takes a second to write: with one every 0.01 s, nothing else would be done."""
+    from fedeve.engines.loop import Book, make_engine
+
+    runs = [small_run(seed=seed) for seed in range(10)]
+    engine = make_engine("reference", runs, torch.device("cpu"))
+    book = Book(engine, 0, Store(tmp_path, runs[0].identity()), resume=False, every=0.01)
+    book.saving_takes, book.saved_at = 1.0, time.monotonic() - 20
+    assert not book._is_due()
+    book.saved_at = time.monotonic() - 201
+    assert book._is_due()
+
+
 def test_the_watcher_sees_every_round_and_every_evaluation(small_run: Any) -> None:
     seen: list[Progress] = []
     record = simulate(small_run(), watch=seen.append)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -38,13 +38,18 @@ class Progress:
     """None where the round was lost."""
     line: dict[str, Any] | None
     """The line just added to the record, where this round was evaluated."""
+    number: int = 0
+    """Which of the runs given to `simulate`."""
+    occupancy: float | None = None
+    """Of an engine with lanes: the share of their steps that moved a client, so far."""
 
 
 Watcher = Callable[[Progress], None]
+Folder = str | Path
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after a checkpoint was written."""
+    """Ctrl-C, after checkpoints were written."""
 
     def __init__(self, num_rounds: int, out: Path) -> None:
         self.num_rounds, self.out = num_rounds, out
@@ -58,9 +63,11 @@ def simulate(
     engine: str = ...,
     device: str = ...,
     threads: int = ...,
-    out: str | Path | None = ...,
-    resume: bool = ...,
+    width: int | None = ...,
+    out: Folder | None = ...,
+    resume: bool | str = ...,
     checkpoint_every: float = ...,
+    until: float | None = ...,
     watch: Watcher | None = ...,
 ) -> Record: ...
 @overload
@@ -70,9 +77,11 @@ def simulate(
     engine: str = ...,
     device: str = ...,
     threads: int = ...,
-    out: str | Path | None = ...,
-    resume: bool = ...,
+    width: int | None = ...,
+    out: Sequence[Folder] | None = ...,
+    resume: bool | str = ...,
     checkpoint_every: float = ...,
+    until: float | None = ...,
     watch: Watcher | None = ...,
 ) -> list[Record]: ...
 def simulate(
@@ -81,33 +90,57 @@ def simulate(
     engine: str = "auto",
     device: str = "auto",
     threads: int = 1,
-    out: str | Path | None = None,
-    resume: bool = False,
+    width: int | None = None,
+    out: Folder | Sequence[Folder] | None = None,
+    resume: bool | str = False,
     checkpoint_every: float = 10.0,
+    until: float | None = None,
     watch: Watcher | None = None,
 ) -> Record | list[Record]:
     """Play a run, or several, to the end and return what happened.
 
-    With `out`, a folder, the record and a checkpoint every `checkpoint_every` seconds go there, and `resume=True`
-    continues what lies there. `watch` is called after every round. One CPU thread is the default because small models
-    gain nothing from more, and because the order of sums, so the last bits, may depend on their number.
+    With `out`, a folder for each run, the record and a checkpoint every `checkpoint_every` seconds go there, and
+    `resume=True` continues what lies there; `resume="auto"` begins those runs of which nothing lies there. `until`, a
+    moment of `time.monotonic()`, stops before then with every unfinished run checkpointed; its record is then shorter.
+    `watch` is called after every round. `width` is the number of lanes; a run's last bits depend on it and on nobody
+    who shares them. One CPU thread is the default because small models gain nothing from more, and because the order
+    of sums, so the last bits, may depend on their number.
     """
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
+    if resume not in (True, False, "auto"):
+        raise unknown("resume", resume, ("auto", "True", "False"))
     target = choose_device(device)
-    if not isinstance(run, Run) and out is not None:
-        raise FedeveError("several runs cannot share one folder", got=str(out), do="simulate them one by one")
     runs = [run] if isinstance(run, Run) else list(run)
-    with _steady(threads):
-        make: Callable[[list[Run], torch.device], Engine] = Lanes if engine == "lanes" else References
-        stores = [None if out is None else Store(Path(out), each.identity()) for each in runs]
-        with ExitStack() as stack:
-            for store in filter(None, stores):
-                stack.enter_context(store.locked())
-            player = make(runs, target)
-            books = [Book(player, n, store, resume=resume, every=checkpoint_every) for n, store in enumerate(stores)]
-            _play(player, books, watch)
+    folders = _folders(out, runs, is_single=isinstance(run, Run))
+    with _steady(threads), ExitStack() as stack:
+        stores = [
+            None if folder is None else Store(folder, each.identity())
+            for folder, each in zip(folders, runs, strict=True)
+        ]
+        for store in filter(None, stores):
+            stack.enter_context(store.locked())
+        player = make_engine(engine, runs, target, width=width)
+        books = [Book(player, n, store, resume=resume, every=checkpoint_every) for n, store in enumerate(stores)]
+        _play(player, books, watch, until=until)
     return books[0].record if isinstance(run, Run) else [book.record for book in books]
+
+
+def make_engine(name: str, runs: list[Run], device: torch.device, *, width: int | None = None) -> Engine:
+    """The engine of this name, ready to play these runs."""
+    return Lanes(runs, device, width) if name == "lanes" else References(runs, device)
+
+
+def _folders(out: Folder | Sequence[Folder] | None, runs: list[Run], *, is_single: bool) -> list[Path | None]:
+    if out is None:
+        return [None] * len(runs)
+    if isinstance(out, (str, Path)):
+        if is_single:
+            return [Path(out)]
+        raise FedeveError("several runs cannot share one folder", got=str(out), do="give a list with a folder each")
+    if len({Path(folder).resolve() for folder in out}) != len(runs):
+        raise FedeveError(f"{len(runs)} runs need a folder each", got=list(map(str, out)), do="give as many folders")
+    return [Path(folder) for folder in out]
 
 
 @contextmanager
@@ -143,15 +176,17 @@ class Engine(Protocol):
 class Book:
     """One run's bookkeeping: its record, where it stands, what its clients remember, and its folder if it has one."""
 
-    def __init__(self, engine: Engine, number: int, store: Store | None, *, resume: bool, every: float) -> None:
+    def __init__(self, engine: Engine, number: int, store: Store | None, *, resume: bool | str, every: float) -> None:
         self.engine, self.number, self.run, self.store = engine, number, engine.runs[number], store
-        self.every, self.saved_at = every, time.monotonic()
+        self.every, self.saved_at, self.saved_rounds = every, time.monotonic(), -1
         start = engine.starts[number]
+        self.saving_takes = 0.02 + 20 * start.nbytes / 1e9  # a guess, until a checkpoint was written
         self.memory = Memory(self.run.method.remembers, like=start)
         self.position = Position(0, self.run.method.init(start, num_clients=self.run.data.num_clients))
-        if store is not None and resume:
+        if store is not None and (resume is True or (resume == "auto" and store.is_begun)):
             self.position, self.record = store.restore(self.position, self.memory)
             _refuse_other_engine(self.record, engine.name)
+            self.saved_rounds = self.position.num_rounds or -1
         else:
             self.record = Record(header(self.run, num_params=len(start), device=start.device, engine=engine.name))
             if store is not None:
@@ -170,33 +205,72 @@ class Book:
         self.position = Position(turn.num_rounds, turn.state, pending, turn.writes)
         self.memory.put(turn.writes)
         self.record.params = turn.state.params
-        due = time.monotonic() - self.saved_at >= self.every or turn.num_rounds == self.run.rounds
-        if self.store is not None and due:
+        if self._is_due() or turn.num_rounds == self.run.rounds:
             self.save()
-        return Progress(self.run, turn.num_rounds, turn.facts, line)
+        work = getattr(self.engine, "work", {})
+        occupancy = work["client_steps"] / work["lane_steps"] if work.get("lane_steps") else None
+        return Progress(self.run, turn.num_rounds, turn.facts, line, self.number, occupancy)
+
+    def _is_due(self) -> bool:
+        # The checkpoints of all runs together take at most a twentieth of the time, however large they are.
+        seldom = 20 * self.saving_takes * len(self.engine.runs) if self.every else 0.0
+        return time.monotonic() - self.saved_at >= max(self.every, seldom)
 
     def save(self) -> None:
-        """Write a checkpoint of the position."""
-        if self.store is not None:
-            self.memory.put(self.position.writes)  # they may be half done; doing them again changes nothing
-            self.store.save(self.position, self.memory)
-            self.saved_at = time.monotonic()
+        """Write a checkpoint of the position, unless it is written already."""
+        if self.store is None or self.saved_rounds == self.position.num_rounds:
+            return
+        begun = time.monotonic()
+        self.memory.put(self.position.writes)  # they may be half done; doing them again changes nothing
+        self.store.save(self.position, self.memory)
+        self.saved_at, self.saved_rounds = time.monotonic(), self.position.num_rounds
+        self.saving_takes = self.saved_at - begun
 
 
-def _play(engine: Engine, books: list[Book], watch: Watcher | None) -> None:
+class Deadline:
+    """Tells when to stop so that the round under way and all checkpoints are done before the time is up."""
+
+    def __init__(self, until: float | None, books: list[Book]) -> None:
+        self.until, self.books = until, books
+        self.last, self.longest = 0.0, 0.0
+
+    def is_near(self) -> bool:
+        """To be asked after every turn."""
+        if self.until is None:
+            return False
+        now = time.monotonic()
+        self.longest = max(self.longest, now - self.last) if self.last else 0.0  # the first turn is a special one
+        self.last = now
+        saving = sum(book.saving_takes for book in self.books if book.store is not None)
+        return now + self.longest + saving >= self.until
+
+
+def _play(engine: Engine, books: list[Book], watch: Watcher | None, *, until: float | None = None) -> None:
     """Play the rounds that are left of every run and keep their books."""
+    deadline = Deadline(until, books)
     try:
         for number, turn in engine.play([book.position for book in books], [book.memory for book in books]):
             progress = books[number].keep(turn)
             if watch is not None:
                 watch(progress)
+            if deadline.is_near():
+                break
     except KeyboardInterrupt:
+        _save(books)
         kept = [book for book in books if book.store is not None]
-        for book in kept:
-            book.save()
-        if not kept or kept[0].store is None:
+        if len(kept) != 1 or kept[0].store is None:
             raise
         raise Interrupted(kept[0].position.num_rounds, kept[0].store.out) from None
+    except Exception:
+        with suppress(FedeveError):  # the disk may be what failed
+            _save(books)
+        raise
+    _save(books)
+
+
+def _save(books: list[Book]) -> None:
+    for book in books:
+        book.save()
 
 
 def _refuse_other_engine(record: Record, name: str) -> None:
