@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # GPU kernels then run on the CPU, slowly, so that they can be tested there
 
 from fedeve import FederatedData, FedEve, LocalWork, Run, datasets
 

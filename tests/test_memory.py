@@ -126,3 +126,26 @@ def test_vectors_are_kept_in_the_dtype_of_the_params():
     memory = Memory(("control",), like=torch.zeros(2, dtype=torch.float64))
     memory.put({1: {"control": torch.ones(2, dtype=torch.float32)}})
     assert memory.get(1)["control"].dtype == memory.get(2)["control"].dtype == torch.float64
+
+
+def test_it_moves_to_the_host_and_then_to_a_file_when_room_runs_out():
+    """Memories take half of what is free: four rows on the device, eight on the host."""
+    room = {"device": 8 * LIKE.nbytes, "host": 16 * LIKE.nbytes}
+    memory = Memory(("control",), like=LIKE, free=room.__getitem__)
+    homes = []
+    for client in range(40):
+        memory.put({client: {"control": vector(client)}})
+        homes.append(memory.home)
+    assert homes == ["device"] * 4 + ["host"] * 4 + ["file"] * 32
+    assert all(torch.equal(memory.get(client)["control"], vector(client)) for client in range(40))
+    again = Memory(("control",), like=LIKE)
+    again.load(memory.tensors())
+    assert all(torch.equal(again.get(client)["control"], vector(client)) for client in range(40))
+
+
+def test_many_are_gathered_at_once_in_the_order_asked():
+    memory = filled([5, 2])
+    found = memory.gather([2, 9, 5])
+    assert torch.equal(found["control"], torch.stack([vector(2), LIKE, vector(5)]))
+    found["control"] += 1
+    assert torch.equal(memory.get(2)["control"], vector(2))

@@ -45,6 +45,12 @@ Root = Annotated[
     str | None, typer.Option(help="Folder of the data files; FEDEVE_DATA or ~/.cache/fedeve/data unless set.")
 ]
 Threads = Annotated[int, typer.Option(help="CPU threads; the last bits of the numbers may depend on it.", min=1)]
+Width = Annotated[
+    int | None,
+    typer.Option(help="Lanes: clients that train at once. Chosen from cohort, model and memory unless set.", min=1),
+]
+Precision = Annotated[str, typer.Option(help="float32, or tf32: faster on a GPU, ten bits of the factors.")]
+ShowProfile = Annotated[bool, typer.Option("--profile", help="Say where the time went and how full the lanes were.")]
 Every = Annotated[float, typer.Option(help="Seconds between checkpoints; 0 writes one after every round.", min=0)]
 
 
@@ -112,6 +118,9 @@ def run(
     engine: Annotated[str, typer.Option(help="auto, reference or lanes.")] = "auto",
     device: Device = "auto",
     threads: Threads = 1,
+    width: Width = None,
+    precision: Precision = "float32",
+    profile: ShowProfile = False,
     checkpoint_every: Every = 10.0,
     as_json: AsJson = False,
 ) -> None:
@@ -125,7 +134,8 @@ def run(
     changes = [*(assignments or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
     table = configs.override(configs.read(config), changes)
     options = {"engine": engine, "device": device, "threads": threads, "checkpoint_every": checkpoint_every}
-    _play(table, out, resume=False, as_json=as_json, **options)
+    options |= {"width": width, "precision": precision}
+    _play(table, out, resume=False, as_json=as_json, show_profile=profile, **options)
 
 
 @app.command()
@@ -133,6 +143,8 @@ def resume(
     out: Annotated[Path, typer.Argument(help="The folder of an unfinished run.")],
     device: Device = "auto",
     threads: Threads = 1,
+    width: Width = None,
+    profile: ShowProfile = False,
     checkpoint_every: Every = 10.0,
     as_json: AsJson = False,
 ) -> None:
@@ -145,7 +157,8 @@ def resume(
     header = recorded_header(out)
     # The engine it was started with: another would give the same numbers but for their last bits.
     options = {"engine": header["engine"], "device": device, "threads": threads, "checkpoint_every": checkpoint_every}
-    _play(header["config"], out, resume=True, as_json=as_json, **options)
+    options |= {"width": width, "precision": header.get("precision", "float32")}
+    _play(header["config"], out, resume=True, as_json=as_json, show_profile=profile, **options)
 
 
 @app.command(name="methods")
@@ -245,9 +258,10 @@ def cite() -> None:
 _COMMAND_LINE_ERROR: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 
-def _play(table: dict[str, Any], out: Path, *, as_json: bool, resume: bool, **options: Any) -> None:
+def _play(table: dict[str, Any], out: Path, *, as_json: bool, resume: bool, show_profile: bool, **options: Any) -> None:
     """Check a configuration, prepare its data, simulate it into a folder; `options` are those of `simulate`."""
     from .engines.loop import simulate
+    from .engines.profile import Profile
     from .experiments import config as configs
     from .experiments.watching import watching
     from .store import refuse_occupied
@@ -259,8 +273,11 @@ def _play(table: dict[str, Any], out: Path, *, as_json: bool, resume: bool, **op
     if not as_json:
         print(f"Preparing {plan.dataset.name} ...", flush=True)
     chosen = plan.build()
+    profile = Profile() if show_profile else None
     with _stoppable(), watching(as_json=as_json) as watch:
-        record = simulate(chosen, out=out, resume=resume, watch=watch, **options)
+        record = simulate(chosen, out=out, resume=resume, watch=watch, profile=profile, **options)
+    if profile is not None:
+        print(json.dumps({"profile": profile.describe()}) if as_json else "\n".join(profile.lines()))
     _print_end(record, out, as_json)
 
 

@@ -121,7 +121,7 @@ class RecordFile:
         return kept
 
 
-def header(run: Run, *, num_params: int, device: object, engine: str) -> dict[str, Any]:
+def header(run: Run, *, num_params: int, device: object, engine: str, precision: str = "float32") -> dict[str, Any]:
     """The first line of a record: what was run, on what."""
     versions = {name: metadata.version(name) for name in ("torch", "numpy")}
     return {
@@ -138,6 +138,7 @@ def header(run: Run, *, num_params: int, device: object, engine: str) -> dict[st
         },
         "device": str(device),
         "engine": engine,
+        "precision": precision,
         "versions": {"fedeve": __version__, "python": platform.python_version(), **versions},
     }
 

@@ -67,6 +67,8 @@ class Run:
 
     def silent_in(self, round: int) -> set[int]:
         """Those of the round's cohort who never answer."""
+        if not self.dropout:
+            return set()
         return set(seeds.silent(self.cohort_of(round), share=self.dropout, seed=self.seed, round=round).tolist())
 
     def is_evaluated(self, num_rounds: int) -> bool:

@@ -26,7 +26,10 @@ from fedeve import (
     simulate,
 )
 from fedeve.engines.lanes import Lanes
-from fedeve.engines.loop import Interrupted, Progress
+from fedeve.engines.loop import Book, Interrupted, Progress, _play
+from fedeve.engines.pool import OnDevice, bytes_per_lane
+from fedeve.engines.profile import Profile
+from fedeve.layout import Layout
 
 DEVICES = [
     "cpu",
@@ -64,6 +67,14 @@ def assert_close(ours: Record, theirs: Record, tolerance: float) -> None:
         assert ours.metric(metric) == pytest.approx(theirs.metric(metric), rel=100 * tolerance)
 
 
+def in_rows(run: Run) -> Record:
+    """The pool of a GPU on a CPU: lanes are rows of one batch."""
+    engine = Lanes([run], torch.device("cpu"), batched=True)
+    book = Book(engine, 0, None, resume=False, every=1e9)
+    _play(engine, [book], None)
+    return book.record
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "work", [{"epochs": 1}, {"epochs": 3}, {"optimizer": "adam", "lr": 0.01}, {"steps": 5}], ids=str
@@ -75,6 +86,8 @@ def test_lanes_are_the_reference(name: str, work: dict[str, Any], device: str) -
         run = some_run(dtype=dtype, **changes)
         reference = simulate(run, engine="reference", device="cpu")
         assert_close(simulate(run, engine="lanes", device=device), reference, tolerance)
+        if device == "cpu":
+            assert_close(in_rows(run), reference, tolerance)
 
 
 @pytest.mark.parametrize(
@@ -84,20 +97,26 @@ def test_lanes_are_the_reference(name: str, work: dict[str, Any], device: str) -
 )
 def test_all_of_local_work_is_followed(work: dict[str, Any]) -> None:
     run = some_run(local=LocalWork(lr=0.05, batch=8, **work))
-    assert_close(simulate(run, engine="lanes"), simulate(run, engine="reference"), 1e-9)
+    reference = simulate(run, engine="reference")
+    assert_close(simulate(run, engine="lanes"), reference, 1e-9)
+    assert_close(in_rows(run), reference, 1e-9)
 
 
 def test_plans_longer_than_a_window_are_brought_in_pieces() -> None:
     run = some_run(local=LocalWork(lr=0.01, batch=1, epochs=5), rounds=2)
     assert max(SIZES) * 5 > 128
-    assert_close(simulate(run, engine="lanes"), simulate(run, engine="reference"), 1e-9)
+    reference = simulate(run, engine="reference")
+    assert_close(simulate(run, engine="lanes"), reference, 1e-9)
+    assert_close(in_rows(run), reference, 1e-9)
 
 
 def test_large_cohorts_are_summarised_in_parts() -> None:
     x, y = np.random.default_rng(0).normal(size=(300, 6)), np.arange(300) % 3
     data = FederatedData.from_arrays(x, y, [[row, row + 150] for row in range(150)], x_test=x, y_test=y)
     run = some_run(data=data, cohort=150, rounds=2)
-    assert_close(simulate(run, engine="lanes"), simulate(run, engine="reference"), 1e-9)
+    reference = simulate(run, engine="reference")
+    assert_close(simulate(run, engine="lanes"), reference, 1e-9)
+    assert_close(in_rows(run), reference, 1e-9)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -110,16 +129,15 @@ def test_a_run_does_not_notice_who_shares_its_pool(device: str) -> None:
     ]
     shared = [dataclasses.replace(run, model=mine[0].model) for run in (*mine, *others)]
     target = torch.device(device)
-    together = play(Lanes(shared, target, width=16))
-    for number in range(2):
-        alone = play(Lanes([shared[number]], target, width=16))
-        assert torch.equal(together[number], alone[0])
+    for batched, width in ((True, 16), (False, 3)) if device == "cpu" else ((True, 16),):
+        together = play(Lanes(shared, target, width=width, batched=batched))
+        for number in range(2):
+            alone = play(Lanes([shared[number]], target, width=width, batched=batched))
+            assert torch.equal(together[number], alone[0])
 
 
 def play(engine: Lanes) -> list[torch.Tensor]:
     """Final parameters, with the engine's own hands."""
-    from fedeve.engines.loop import Book, _play
-
     books = [Book(engine, number, None, resume=False, every=1e9) for number in range(len(engine.runs))]
     _play(engine, books, None)
     return [book.record.params for book in books]
@@ -159,9 +177,19 @@ def test_a_client_that_diverges_is_its_own_problem() -> None:
     x[DATA.rows(bad)] = np.inf
     poisoned = dataclasses.replace(DATA, x=x)
     run = some_run(data=poisoned, cohort=12, method=FedAvg(), dropout=0.0, rounds=3)
-    ours, theirs = simulate(run, engine="lanes"), simulate(run, engine="reference")
-    assert_close(ours, theirs, 1e-9)
-    assert all(clients == [bad] for clients in ours.left_out.values()) and len(ours.left_out) == 3
+    theirs = simulate(run, engine="reference")
+    for ours in (simulate(run, engine="lanes"), in_rows(run)):
+        assert_close(ours, theirs, 1e-9)
+        assert all(clients == [bad] for clients in ours.left_out.values()) and len(ours.left_out) == 3
+
+
+def test_a_cohort_of_nobody_but_those_who_diverge_is_a_lost_round() -> None:
+    everybody = dataclasses.replace(DATA, x=np.full_like(DATA.x, np.inf))
+    run = some_run(data=everybody, rounds=2, dropout=0.0)
+    theirs = simulate(run, engine="reference")
+    for ours in (simulate(run, engine="lanes"), in_rows(run)):
+        assert ours.lost == theirs.lost == [1, 2] and ours.left_out == theirs.left_out
+        assert torch.equal(ours.params, theirs.params)
 
 
 @pytest.mark.parametrize("model", ["linear", "lenet5", "cnn"])
@@ -169,7 +197,9 @@ def test_named_models_walk_in_lanes(model: str) -> None:
     x, y = np.random.default_rng(0).integers(0, 256, (60, 14, 14), dtype=np.uint8), np.arange(60) % 5
     data = FederatedData.from_arrays(x, y, np.array_split(np.arange(60), 6), x_test=x, y_test=y)
     run = some_run(data=data, model=model, cohort=3, rounds=2, dropout=0.0)
-    assert_close(simulate(run, engine="lanes"), simulate(run, engine="reference"), 1e-9)
+    reference = simulate(run, engine="reference")
+    assert_close(simulate(run, engine="lanes"), reference, 1e-9)
+    assert_close(in_rows(run), reference, 1e-9)
 
 
 def test_what_lanes_cannot_do_is_refused_before_the_first_round() -> None:
@@ -183,7 +213,9 @@ def test_resnet18_walks_in_lanes() -> None:
     x, y = np.random.default_rng(0).integers(0, 256, (16, 3, 8, 8), dtype=np.uint8), np.arange(16) % 4
     data = FederatedData.from_arrays(x, y, np.array_split(np.arange(16), 4), x_test=x, y_test=y)
     run = some_run(data=data, model="resnet18", cohort=2, rounds=1, dropout=0.0, local=LocalWork(lr=0.1, batch=4))
-    assert_close(simulate(run, engine="lanes"), simulate(run, engine="reference"), 1e-9)
+    reference = simulate(run, engine="reference")
+    assert_close(simulate(run, engine="lanes"), reference, 1e-9)
+    assert_close(in_rows(run), reference, 1e-9)
 
 
 @pytest.mark.skipif(not os.environ.get("FEDEVE_DATA"), reason="needs the real MovieLens-1M: set FEDEVE_DATA")
@@ -193,4 +225,131 @@ def test_din_and_its_gathered_features_walk_in_lanes(tmp_path: Path, monkeypatch
     data = dataclasses.replace(data, x_test=data.x_test[:1000], y_test=data.y_test[:1000])
     work = LocalWork(optimizer="adam", lr=0.01, batch=100)
     run = some_run(data=data, model="din", cohort=3, rounds=2, dropout=0.0, local=work)
-    assert_close(simulate(run, engine="lanes"), simulate(run, engine="reference"), 1e-9)
+    reference = simulate(run, engine="reference")
+    assert_close(simulate(run, engine="lanes"), reference, 1e-9)
+    assert_close(in_rows(run), reference, 1e-9)
+
+
+def test_on_a_cpu_the_number_of_processes_changes_nothing() -> None:
+    run = some_run(method=Scaffold(), dtype="float32")
+    records = [simulate(run, engine="lanes", width=width) for width in (1, 2, 5)]
+    assert all(torch.equal(record.params, records[0].params) for record in records)
+    assert all(record.lines == records[0].lines for record in records)
+
+
+def test_auto_is_lanes_unless_a_layer_is_random() -> None:
+    assert simulate(some_run(rounds=1)).header["engine"] == "lanes"
+    random = some_run(model=nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)), rounds=1)
+    assert simulate(random).header["engine"] == "reference"
+
+
+def test_a_run_is_continued_by_the_engine_it_was_begun_with_unless_told(tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        simulate(some_run(), engine="reference", out=tmp_path, watch=stop)
+    assert simulate(some_run(), out=tmp_path, resume=True).header["engine"] == "reference"
+
+
+def test_a_worker_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedeve.engines import workers
+
+    born: list[int] = []
+    fork = os.fork
+
+    def remember() -> int:
+        child = fork()
+        if child:
+            born.append(child)
+        return child
+
+    def kill(progress: Progress) -> None:
+        if progress.num_rounds == 2:
+            os.kill(born[0], 9)
+
+    monkeypatch.setattr(workers.os, "fork", remember)
+    with pytest.raises(FedeveError, match="a worker process ended in mid-work: got the process of lane 0; look for a"):
+        simulate(some_run(rounds=20), engine="lanes", width=2, watch=kill)
+    with pytest.raises(ProcessLookupError):
+        os.kill(born[1], 0)
+
+
+def test_an_error_in_a_worker_reaches_its_master() -> None:
+    class Broken(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                raise ValueError("nothing works")
+            return super().forward(x)
+
+    with pytest.raises(RuntimeError, match="ValueError: nothing works"):
+        simulate(some_run(model=Broken(6, 3)), engine="lanes", width=2)
+
+
+def test_profiles_say_where_the_time_went() -> None:
+    profile = Profile()
+    engine = Lanes([some_run(dropout=0.0)], torch.device("cpu"), width=4, batched=True, profile=profile)
+    play(engine)
+    about = profile.describe()
+    sizes = [SIZES[client] for round in range(5) for client in engine.runs[0].cohort_of(round)]
+    assert about["client_steps"] == sum(-(-size // 8) for size in sizes)
+    assert 0 < about["occupancy"] <= 1 and profile.lane_steps % 4 == 0
+    assert all(about["stages"][name] > 0 for name in ("training", "server", "evaluation"))
+    assert sum(about["stages"].values()) <= about["seconds"]
+    assert f"{about['client_steps']:,} client-steps" in profile.lines()[0]
+
+
+def test_the_width_follows_cohorts_memory_and_what_is_asked() -> None:
+    def planned(**options: Any) -> int:
+        runs = [some_run(cohort=6), some_run(cohort=5)]
+        return Lanes(runs, torch.device("cpu"), batched=True, **options)._planned([0, 1])
+
+    assert planned() == 11
+    assert planned(width=3) == 3
+
+
+def test_a_lane_of_a_larger_batch_takes_more_memory() -> None:
+    run = some_run()
+    model, data = run.build_model(), OnDevice(DATA, torch.float64, torch.device("cpu"))
+    layout = Layout.of(model)
+    small, large = (bytes_per_lane(model, layout, data, LocalWork(batch=batch)) for batch in (8, 16))
+    assert 10 * 8 * layout.num_params < small < large
+
+
+def test_lack_of_memory_halves_the_width_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third step of a pool of more than two lanes finds no memory: the rounds under way are done again."""
+    from fedeve.engines.pool import Batch
+
+    step, steps = Batch._step, []
+
+    def scarce(self: Batch) -> None:
+        steps.append(self.width)
+        if self.width > 2 and steps.count(self.width) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(self)
+
+    monkeypatch.setattr(Batch, "_step", scarce)
+    run = some_run(method=Scaffold())
+    with pytest.warns(UserWarning, match="out of memory; going on with [34] lanes|going on with [12] lanes"):
+        ours = in_rows(run)
+    assert set(steps) == {6, 3, 1}
+    assert_close(ours, simulate(run, engine="reference"), 1e-9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("model", ["lenet5", "cnn", "resnet18"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("tf32", 3e-2)])
+def test_kernels_give_the_reference_numbers(model: str, precision: str, tolerance: float) -> None:
+    x, y = np.random.default_rng(0).integers(0, 256, (120, 3, 16, 16), dtype=np.uint8), np.arange(120) % 5
+    data = FederatedData.from_arrays(x, y, np.array_split(np.arange(120), 6), x_test=x, y_test=y)
+    run = some_run(data=data, model=model, cohort=3, rounds=5, dropout=0.0, dtype="float32")
+    ours = simulate(run, engine="lanes", device="cuda", precision=precision)
+    exact = simulate(run, engine="reference", device="cpu")
+    assert (ours.params.cpu() - exact.params).norm() / exact.params.norm() < tolerance
+
+
+def test_a_precision_that_only_a_gpu_has_is_refused_elsewhere() -> None:
+    with pytest.raises(FedeveError, match="only a GPU has this precision: got 'tf32'"):
+        simulate(some_run(), device="cpu", precision="tf32")
+    with pytest.raises(FedeveError, match="unknown precision"):
+        simulate(some_run(), device="cpu", precision="half")

@@ -115,7 +115,7 @@ class FederatedData:
     def num_clients(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @functools.cached_property
     def sizes(self) -> Indices:
         """[N] how many examples each client has."""
         return np.diff(self.offsets)

@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import Any, Protocol, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import FedeveError, unknown
 from ..memory import Memory
 from ..record import Record, header
 from ..run import Run, choose_device
-from ..store import Position, Store
-from .lanes import Lanes
+from ..store import Position, Store, recorded_header
+from .lanes import Lanes, has_random_layers
+from .profile import Profile
 from .reference import References
 from .turn import Turn
 
 ENGINES = ("auto", "reference", "lanes")
+PRECISIONS = ("float32", "tf32")
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Progress:
     """The line just added to the record, where this round was evaluated."""
     number: int = 0
     """Which of the runs given to `simulate`."""
-    occupancy: float | None = None
-    """Of an engine with lanes: the share of their steps that moved a client, so far."""
+    occupancy: float = 1.0
+    """The share of the lanes' steps that moved a client, so far."""
 
 
 Watcher = Callable[[Progress], None]
@@ -64,6 +66,8 @@ def simulate(
     device: str = ...,
     threads: int = ...,
     width: int | None = ...,
+    precision: str = ...,
+    profile: Profile | None = ...,
     out: Folder | None = ...,
     resume: bool | str = ...,
     checkpoint_every: float = ...,
@@ -78,6 +82,8 @@ def simulate(
     device: str = ...,
     threads: int = ...,
     width: int | None = ...,
+    precision: str = ...,
+    profile: Profile | None = ...,
     out: Sequence[Folder] | None = ...,
     resume: bool | str = ...,
     checkpoint_every: float = ...,
@@ -91,6 +97,8 @@ def simulate(
     device: str = "auto",
     threads: int = 1,
     width: int | None = None,
+    precision: str = "float32",
+    profile: Profile | None = None,
     out: Folder | Sequence[Folder] | None = None,
     resume: bool | str = False,
     checkpoint_every: float = 10.0,
@@ -102,9 +110,15 @@ def simulate(
     With `out`, a folder for each run, the record and a checkpoint every `checkpoint_every` seconds go there, and
     `resume=True` continues what lies there; `resume="auto"` begins those runs of which nothing lies there. `until`, a
     moment of `time.monotonic()`, stops before then with every unfinished run checkpointed; its record is then shorter.
-    `watch` is called after every round. `width` is the number of lanes; a run's last bits depend on it and on nobody
-    who shares them. One CPU thread is the default because small models gain nothing from more, and because the order
-    of sums, so the last bits, may depend on their number.
+    `watch` is called after every round.
+
+    `engine="auto"` is the lane engine, or the reference where a model has random layers. `width` is the number of
+    lanes, clients that train at the same time: rows of a batch on a GPU, processes on a CPU. Unless set it is chosen
+    from the cohorts, the model and the free memory; on a GPU a run's last bits depend on it, and on nobody who shares
+    the lanes.
+    `precision="tf32"` is faster on a GPU and keeps ten bits of the factors of every product. `profile` is filled with
+    where the time went. One CPU thread is the default because small models gain nothing from more, and because the
+    order of sums, so the last bits, may depend on their number.
     """
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
@@ -113,22 +127,40 @@ def simulate(
     target = choose_device(device)
     runs = [run] if isinstance(run, Run) else list(run)
     folders = _folders(out, runs, is_single=isinstance(run, Run))
-    with _steady(threads), ExitStack() as stack:
+    with _steady(threads, precision), ExitStack() as stack:
         stores = [
             None if folder is None else Store(folder, each.identity())
             for folder, each in zip(folders, runs, strict=True)
         ]
         for store in filter(None, stores):
             stack.enter_context(store.locked())
-        player = make_engine(engine, runs, target, width=width)
+        begun = [store for store in stores if store is not None and resume and store.is_begun]
+        if begun and engine == "auto":
+            engine = recorded_header(begun[0].out)["engine"]
+        player = make_engine(engine, runs, target, width=width, precision=precision, profile=profile)
         books = [Book(player, n, store, resume=resume, every=checkpoint_every) for n, store in enumerate(stores)]
         _play(player, books, watch, until=until)
     return books[0].record if isinstance(run, Run) else [book.record for book in books]
 
 
-def make_engine(name: str, runs: list[Run], device: torch.device, *, width: int | None = None) -> Engine:
+def make_engine(
+    name: str,
+    runs: list[Run],
+    device: torch.device,
+    *,
+    width: int | None = None,
+    precision: str = "float32",
+    profile: Profile | None = None,
+) -> Engine:
     """The engine of this name, ready to play these runs."""
-    return Lanes(runs, device, width) if name == "lanes" else References(runs, device)
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    if precision != "float32" and device.type != "cuda":
+        raise FedeveError("only a GPU has this precision", got=precision, do="use precision='float32' or device='cuda'")
+    random = any(has_random_layers(run.model) for run in runs if isinstance(run.model, nn.Module))
+    if name == "reference" or (name == "auto" and random):
+        return References(runs, device, precision=precision, profile=profile)
+    return Lanes(runs, device, width=width, precision=precision, profile=profile)
 
 
 def _folders(out: Folder | Sequence[Folder] | None, runs: list[Run], *, is_single: bool) -> list[Path | None]:
@@ -144,32 +176,33 @@ def _folders(out: Folder | Sequence[Folder] | None, runs: list[Run], *, is_singl
 
 
 @contextmanager
-def _steady(threads: int) -> Iterator[None]:
-    """Arithmetic that repeats itself: so many threads, true float32 and deterministic convolutions on a GPU."""
-    cudnn = torch.backends.cudnn
+def _steady(threads: int, precision: str = "float32") -> Iterator[None]:
+    """Arithmetic that repeats itself: so many threads, the products asked for and deterministic convolutions."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = torch.get_num_threads(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    products = matmul.allow_tf32
     torch.set_num_threads(threads)
-    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
+    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = precision == "tf32", True, False
+    matmul.allow_tf32 = precision == "tf32"
     try:
         yield
     finally:
         torch.set_num_threads(before[0])
         cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[1:]
+        matmul.allow_tf32 = products
 
 
 class Engine(Protocol):
-    """Plays runs: where their models start, what a round does, how good a model is."""
+    """Plays runs: where their models start, and what a round does."""
 
     runs: list[Run]
     name: str
+    precision: str
     starts: list[Tensor]
+    profile: Profile
 
     def play(self, positions: list[Position], memories: list[Memory]) -> Iterator[tuple[int, Turn]]:
         """The rounds that are left, of any run in any order; the caller keeps a turn before it asks for the next."""
-        ...
-
-    def evaluate(self, number: int, params: Tensor) -> dict[str, float]:
-        """The metrics of a run's task on its whole test set."""
         ...
 
 
@@ -185,10 +218,11 @@ class Book:
         self.position = Position(0, self.run.method.init(start, num_clients=self.run.data.num_clients))
         if store is not None and (resume is True or (resume == "auto" and store.is_begun)):
             self.position, self.record = store.restore(self.position, self.memory)
-            _refuse_other_engine(self.record, engine.name)
+            _refuse_other(self.record, engine=engine.name, precision=engine.precision)
             self.saved_rounds = self.position.num_rounds or -1
         else:
-            self.record = Record(header(self.run, num_params=len(start), device=start.device, engine=engine.name))
+            made = {"engine": engine.name, "precision": engine.precision}
+            self.record = Record(header(self.run, num_params=len(start), device=start.device, **made))
             if store is not None:
                 store.create(self.record.header)
         self.record.params = self.position.state.params
@@ -196,9 +230,8 @@ class Book:
     def keep(self, turn: Turn) -> Progress:
         """Write down what a round did. The line comes first, then the position moves, then memories."""
         pending, line = (*self.position.pending, _note(turn)), None
-        if self.run.is_evaluated(turn.num_rounds):
-            metrics = self.engine.evaluate(self.number, turn.state.params)
-            line, pending = _line(turn.num_rounds, metrics, pending), ()
+        if turn.metrics is not None:
+            line, pending = _line(turn.num_rounds, turn.metrics, pending), ()
             self.record.lines.append(line)
             if self.store is not None:
                 self.store.file.append(line)
@@ -207,9 +240,7 @@ class Book:
         self.record.params = turn.state.params
         if self._is_due() or turn.num_rounds == self.run.rounds:
             self.save()
-        work = getattr(self.engine, "work", {})
-        occupancy = work["client_steps"] / work["lane_steps"] if work.get("lane_steps") else None
-        return Progress(self.run, turn.num_rounds, turn.facts, line, self.number, occupancy)
+        return Progress(self.run, turn.num_rounds, turn.facts, line, self.number, self.engine.profile.occupancy)
 
     def _is_due(self) -> bool:
         # The checkpoints of all runs together take at most a twentieth of the time, however large they are.
@@ -273,11 +304,13 @@ def _save(books: list[Book]) -> None:
         book.save()
 
 
-def _refuse_other_engine(record: Record, name: str) -> None:
-    """Two engines agree but for the last bits, so a run that changed its engine would not be the one it says it is."""
-    begun = record.header["engine"]
-    if begun != name:
-        raise FedeveError("this run was started with another engine", got=name, do=f"resume it with engine={begun!r}")
+def _refuse_other(record: Record, **given: str) -> None:
+    """Engines agree but for the last bits, so a run that changed its engine would not be the one it says it is."""
+    for what, value in given.items():
+        begun = record.header.get(what, value)
+        if begun != value:
+            do = f"resume it with {what}={begun!r}"
+            raise FedeveError(f"this run was started with another {what}", got=value, do=do)
 
 
 def _note(turn: Turn) -> dict[str, Any]:

@@ -1,18 +1,20 @@
-"""The pool: lanes on one device, each holding one client's local model, and the one step that moves them all.
+"""The pool of lanes, and the one for a GPU: rows of a batch, each one client's local model, and the step of them all.
 
-On a GPU the step is captured once and replayed. Who sits in which lane is `lanes.py`'s affair.
+The step is captured once and replayed. Who sits in which lane is `lanes.py`'s affair; on a CPU a lane is a process of
+its own, see `workers.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .. import local, tasks
@@ -20,6 +22,8 @@ from ..data.federated import FederatedData
 from ..layout import Layout
 from ..local import LocalWork
 from ..method import Correction
+from ..seeds import Indices
+from .batched import AVAILABLE, Batched
 
 WINDOW = 128  # steps of a plan that lie on the device; a longer plan is brought in pieces
 
@@ -34,23 +38,75 @@ class OnDevice:
     """A federation's rows where the lanes are, as stored, and how a model sees them."""
 
     def __init__(self, data: FederatedData, dtype: torch.dtype, device: torch.device) -> None:
-        self.x, self.y = torch.from_numpy(np.array(data.x)).to(device), torch.from_numpy(data.y).to(device)
-        self.x_test, self.y_test = torch.from_numpy(np.array(data.x_test)).to(device), torch.from_numpy(data.y_test)
-        self.y_test = self.y_test.to(device)
+        arrays = (data.x, data.y, data.x_test, data.y_test)
+        # A copy where the array is read-only, as what a cache maps is: PyTorch has no such tensors.
+        tensors = [torch.from_numpy(a if a.flags.writeable else np.array(a)).to(device) for a in arrays]
+        self.x, self.y, self.x_test, self.y_test = tensors
         self.transform = data.transform(dtype, device)
 
 
-class Pool:
+@dataclass(frozen=True)
+class Task:
+    """What one lane has to do: where to start, how its gradient is corrected, and which rows are its batches."""
+
+    lane: int
+    start: Tensor
+    correction: Correction
+    """Of this client alone: `shift` is [D] or None."""
+    work: LocalWork
+    plan: Indices
+    """[steps, batch] rows of the data, -1 where a batch is short."""
+
+
+class Progressed(NamedTuple):
+    """What moving a pool did: the lanes that are done now, steps times lanes, and how many of them moved a client."""
+
+    done: list[int]
+    lane_steps: int
+    client_steps: int
+
+
+class Pool(Protocol):
+    """Lanes that move clients: rows of a batch on a GPU, processes on a CPU."""
+
+    width: int
+
+    def seat(self, tasks: Sequence[Task]) -> None:
+        """Begin these tasks in lanes that are free."""
+        ...
+
+    def advance(self) -> Progressed:
+        """Move on until somebody is done, or nearly so."""
+        ...
+
+    def updates(self, lanes: list[int]) -> Tensor:
+        """[lanes, D] end minus start."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held."""
+        ...
+
+
+class Batch:
     """Lanes of one model on one device: where each client stands, and the step that moves them all."""
 
     def __init__(
-        self, model: nn.Module, layout: Layout, data: OnDevice, work: LocalWork, task: str, width: int
+        self,
+        model: nn.Module,
+        layout: Layout,
+        data: OnDevice,
+        work: LocalWork,
+        task: str,
+        width: int,
+        *,
+        precision: str = "float32",
     ) -> None:
         some = next(model.parameters())
         device, dtype, dim = some.device, some.dtype, layout.num_params
         self.model, self.layout, self.data, self.task, self.width = model, layout, data, task, width
         zeros = torch.zeros(width, dim, dtype=dtype, device=device)
-        self.start, self.params, self.shift = zeros.clone(), zeros.clone(), zeros.clone()
+        self.start, self.params, self.shift = zeros.clone(), zeros.clone(), zeros
         self.prox = torch.zeros(width, dtype=dtype, device=device)
         self.lr = torch.ones(width, dtype=dtype, device=device)
         begun = local.begin(work, zeros)
@@ -63,44 +119,91 @@ class Pool:
         self.num_steps = torch.zeros(width, dtype=torch.float64, device=device)
         self.numbers = torch.arange(width, device=device)
         self.gradients = torch.func.vmap(torch.func.grad(self._loss))
+        self.by_hand = AVAILABLE and device.type == "cuda" and dtype == torch.float32
+        if self.by_hand:
+            self.layers = Batched("tf32" if precision == "tf32" else "tf32x3")
+        self.plain = work.optimizer == "sgd" and not (work.momentum or work.weight_decay or work.clip)
         self._replay: Callable[[], None] | None = None
+        self._plans: dict[int, Indices] = {}
+        self._left: dict[int, int] = {}
+        """Steps of the piece that lies on the device, in the lanes that are taken."""
+        self._shifted = False
 
-    def seat(self, lanes: list[int], start: Tensor, correction: Correction, lr: float) -> None:
-        """Put clients at their start; `correction.shift` is [clients, D] or None."""
-        at = upload(lanes, self.start)
-        self.start[at] = start
-        self.params[at] = start
-        self.shift[at] = 0.0 if correction.shift is None else correction.shift
-        self.prox[at] = correction.prox
-        self.lr[at] = lr
+    def seat(self, tasks: Sequence[Task]) -> None:
+        """Put clients at their start; those of one run stand together in `tasks`."""
+        if not tasks:
+            return
+        at = upload([task.lane for task in tasks], self.plan)
+        self._shifted |= any(task.correction.shift is not None for task in tasks)
+        first = 0
+        for _, group in groupby(tasks, key=lambda task: id(task.start)):
+            some = list(group)
+            here, first = at[first : first + len(some)], first + len(some)
+            self.start[here] = some[0].start
+            if some[0].correction.shift is not None:
+                self.shift[here] = torch.stack([task.correction.shift for task in some])  # type: ignore[misc]
+            elif self._shifted:
+                self.shift[here] = 0.0
+        self.params[at] = self.start[at]
+        values = upload([[task.work.lr, float(task.correction.prox)] for task in tasks], self.lr, torch.float64)
+        self.lr[at], self.prox[at] = values.to(self.lr.dtype).unbind(-1)
         self.num_steps[at] = 0.0
         for moment in (self.first, self.second):
             if moment.ndim:
                 moment[at] = 0.0
+        self._plans |= {task.lane: task.plan for task in tasks}
+        self._bring([task.lane for task in tasks], at)
 
-    def load(self, lanes: list[int], plans: NDArray[np.int64], lengths: list[int]) -> None:
-        """Give lanes the next piece of their plans, [lanes, WINDOW, batch] rows of the data, -1 where there is none."""
-        at = upload(lanes, self.plan)
-        self.plan[at] = upload(plans, self.plan)
+    def _bring(self, lanes: list[int], at: Tensor) -> None:
+        """Load the next piece of these lanes' plans."""
+        pieces = [self._plans[lane][:WINDOW] for lane in lanes]
+        lengths = [len(piece) for piece in pieces]
+        block = np.full((len(lanes), max(lengths), self.plan.shape[-1]), -1, dtype=np.int64)
+        for row, lane, piece in zip(block, lanes, pieces, strict=True):
+            row[: len(piece)] = piece
+            self._plans[lane] = self._plans[lane][WINDOW:]
+            self._left[lane] = len(piece)
+        self.plan[at, : block.shape[1]] = upload(block, self.plan)
         self.cursor[at] = 0
         self.end[at] = upload(lengths, self.plan)
 
-    def advance(self, num_steps: int) -> None:
-        """So many local steps of every lane that has as many left; the others stop at their end."""
+    def advance(self) -> Progressed:
+        """As many steps as every lane at work has left; nothing here waits for the device."""
+        if not self._left:
+            return Progressed([], 0, 0)
+        num_steps, busy = min(self._left.values()), len(self._left)
         if self.plan.device.type == "cuda" and self._replay is None:
             self._replay = self._capture()
         for _ in range(num_steps):
             (self._replay or self._step)()
+        self._left = {lane: left - num_steps for lane, left in self._left.items()}
+        ready = [lane for lane, left in self._left.items() if not left]
+        more = [lane for lane in ready if len(self._plans[lane])]
+        if more:
+            self._bring(more, upload(more, self.plan))
+        done = [lane for lane in ready if not self._left[lane]]
+        for lane in done:
+            del self._left[lane]
+        return Progressed(done, num_steps * self.width, num_steps * busy)
 
     def updates(self, lanes: list[int]) -> Tensor:
         """[lanes, D] end minus start."""
-        at = upload(lanes, self.start)
+        at = upload(lanes, self.plan)
         return self.params[at] - self.start[at]
+
+    def close(self) -> None:
+        """Nothing to give back: the allocator has it."""
 
     def _loss(self, params: Tensor, x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
         outputs = torch.func.functional_call(self.model, self.layout.unflatten(params), (x,))
         # What a short batch lacks is there as some row, and counts nothing.
         return (tasks.losses(self.task, outputs, y) * counts).sum() / counts.sum().clamp(min=1)
+
+    def _gradients(self, *inputs: Tensor) -> Tensor:
+        if not self.by_hand:
+            return self.gradients(*inputs)
+        with self.layers:
+            return self.gradients(*inputs)
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -108,16 +211,26 @@ class Pool:
         index = self.plan[self.numbers, self.cursor.clamp(max=WINDOW - 1)]
         rows = index.clamp(min=0)
         counts = ((index >= 0) & active[:, None]).to(self.params.dtype)
-        grad = self.gradients(self.params, self.data.transform(self.data.x[rows]), self.data.y[rows], counts)
+        grad = self._gradients(self.params, self.data.transform(self.data.x[rows]), self.data.y[rows], counts)
+        if self.by_hand and self.plain:
+            from .descent import descend
+
+            kept = {"start": self.start, "shift": self.shift, "lr": self.lr, "prox": self.prox, "active": active}
+            descend(self.params, grad, **kept)
+        else:
+            self._advance(grad, active)
+        self.num_steps += active
+        self.cursor += active
+
+    def _advance(self, grad: Tensor, active: Tensor) -> None:
+        """One step of the optimiser in the lanes that are at work."""
         walk = local.Walk(self.params, self.first, self.second, self.num_steps)
         correction = Correction(self.prox, self.shift)
         moved = local.advance(self.work, walk, grad, start=self.start, correction=correction)
-        self.params.copy_(torch.where(active[:, None], moved.params, self.params))
-        for moment, new in ((self.first, moved.first), (self.second, moved.second)):
-            if moment.ndim:
-                moment.copy_(torch.where(active[:, None], new, moment))
-        self.num_steps += active
-        self.cursor += active
+        pairs = (self.params, moved.params), (self.first, moved.first), (self.second, moved.second)
+        for mine, new in pairs:
+            if mine.ndim:
+                mine.copy_(torch.where(active[:, None], new, mine))
 
     def _capture(self) -> Callable[[], None]:
         """The step as one CUDA graph: its hundreds of kernels start at once."""
@@ -129,13 +242,35 @@ class Pool:
             for _ in range(3):
                 self._step()
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        gc.collect()  # an older pool's graph that is freed during the capture would spoil it
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph):
-                self._step()
-        finally:
-            gc.enable()
+        graph = captured(self._step)
         self.end.copy_(end)
         return graph.replay
+
+
+def captured(function: Callable[[], Any], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """What a function queues, as a CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    gc.collect()  # an older graph that is freed during the capture would spoil it
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            function()
+    finally:
+        gc.enable()
+    return graph
+
+
+def bytes_per_lane(model: nn.Module, layout: Layout, data: OnDevice, work: LocalWork) -> int:
+    """What a lane takes, about: its vectors, and what the backward pass keeps of a batch and makes of it."""
+    kept = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.nbytes
+        return tensor
+
+    some = next(model.parameters())
+    rows = torch.arange(work.batch, device=some.device) % max(1, len(data.y))
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        model(data.transform(data.x[rows]))
+    return 10 * layout.num_params * some.element_size() + 3 * kept

@@ -5,6 +5,7 @@ A round is a straight line: send, train the cohort, summarise, step.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..method import Sent, Vectors
 from ..run import DTYPES, Run
 from ..store import Position
 from ..summary import Summary
+from .profile import Profile
 from .turn import Turn
 
 _EVALUATION_BATCH = 1000  # large enough to be fast, small enough to stay in the cache
@@ -41,12 +43,13 @@ class Reference:
         for round in range(first_round, self.run.rounds):
             sent = method.send(state)
             silent = self.run.silent_in(round)
-            summary, writes, left_out = None, {}, []
+            summary, writes, left_out, total_steps = None, {}, [], 0
             for client in self.run.cohort_of(round).tolist():
                 if client in silent:
                     continue
                 remembered = memory.get(client)
                 update, num_steps = self.train(client, round, sent, remembered)
+                total_steps += num_steps
                 extras, remember = method.finish(update, num_steps, self.run.local.lr, sent, remembered)
                 if not all(torch.isfinite(vector).all() for vector in (update, *extras.values())):
                     left_out.append(client)
@@ -59,7 +62,8 @@ class Reference:
                 state, scalars = method.step(state, summary)
                 facts = {name: float(value) for name, value in scalars.items()}
             answered = 0 if summary is None else int(summary.count)
-            yield Turn(round + 1, state, facts, answered, left_out, writes)
+            metrics = self.evaluate(state.params) if self.run.is_evaluated(round + 1) else None
+            yield Turn(round + 1, state, facts, answered, left_out, writes, metrics, total_steps)
 
     def train(self, client: int, round: int, sent: Sent, memory: Vectors) -> tuple[Tensor, int]:
         """One client's local work: its update, end minus start, and how many steps it took."""
@@ -73,15 +77,9 @@ class Reference:
             torch.manual_seed(seeds.torch_seed(run.seed, round, client, "layers"))
             for batch in local.plan(run.local, len(rows), seed=run.seed, round=round, client=client):
                 mine = torch.from_numpy(batch[batch >= 0]).to(self.device)
-                grad = self.gradient(walk.params, x[mine], y[mine])
+                grad = gradient(self.model, self.layout, run.data.task, walk.params, x[mine], y[mine])
                 walk = local.advance(run.local, walk, grad, start=sent.params, correction=correction)
         return walk.params - sent.params, int(walk.num_steps)
-
-    def gradient(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The gradient [D] of the mean loss on a batch."""
-        params = params.detach().requires_grad_()
-        logits = torch.func.functional_call(self.model, self.layout.unflatten(params), (x,))
-        return torch.autograd.grad(tasks.loss(self.run.data.task, logits, y), params)[0]
 
     def summarise(self, client: int, update: Tensor, extras: Vectors) -> Summary:
         """One client's reply, weighted by its examples."""
@@ -103,24 +101,35 @@ class Reference:
         return {name: float(value) for name, value in tasks.metrics(data.task, torch.cat(outputs), y).items()}
 
 
+def gradient(model: nn.Module, layout: Layout, task: str, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient [D] of the mean loss on a batch."""
+    params = params.detach().requires_grad_()
+    outputs = torch.func.functional_call(model, layout.unflatten(params), (x,))
+    return torch.autograd.grad(tasks.loss(task, outputs, y), params)[0]
+
+
 class References:
     """Plays runs one after another, as the loop wants its engines."""
 
     name = "reference"
 
-    def __init__(self, runs: list[Run], device: torch.device) -> None:
-        self.runs = runs
+    def __init__(
+        self, runs: list[Run], device: torch.device, *, precision: str = "float32", profile: Profile | None = None
+    ) -> None:
+        self.runs, self.precision, self.profile = runs, precision, profile or Profile()
         self.players = [Reference(run, device) for run in runs]
         self.starts = [player.start for player in self.players]
 
     def play(self, positions: list[Position], memories: list[Memory]) -> Iterator[tuple[int, Turn]]:
         """Every run to its end, then the next."""
         for number, (player, at) in enumerate(zip(self.players, positions, strict=True)):
+            begun = time.perf_counter()
             for turn in player.play(at.state, memories[number], at.num_rounds):
+                self.profile.client_steps += turn.client_steps
+                self.profile.lane_steps += turn.client_steps
+                self.profile.seconds += time.perf_counter() - begun
                 yield number, turn
-
-    def evaluate(self, number: int, params: Tensor) -> dict[str, float]:
-        return self.players[number].evaluate(params)
+                begun = time.perf_counter()
 
 
 @torch.no_grad()

@@ -21,3 +21,7 @@ class Turn:
     left_out: list[int] = field(default_factory=list)
     """Clients whose update was not finite."""
     writes: dict[int, Vectors] = field(default_factory=dict)
+    metrics: dict[str, float] | None = None
+    """The evaluation, where one was due after this round."""
+    client_steps: int = 0
+    """Local steps of all clients together."""

@@ -1,0 +1,80 @@
+"""Hand-batched layers: while `Batched` is on, functions that vmap does badly on a GPU are ours, all others PyTorch's.
+
+They need Triton, which comes with PyTorch's CUDA builds; without it, PyTorch's own are used everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+AVAILABLE = importlib.util.find_spec("triton") is not None
+
+
+def lanes_first(info: Any, dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
+    """For a vmap rule: the tensors with their lane axis in front; one that all lanes share is repeated."""
+    return [
+        (value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)).contiguous()
+        if isinstance(value, Tensor)
+        else value
+        for value, dim in zip(inputs, dims, strict=True)
+    ]
+
+
+_PIECE = 512  # inputs of a linear layer that are summed in one matrix product
+
+
+class Batched(TorchFunctionMode):
+    """A mode for calls of a module under `torch.func.vmap`; `precision` is that of convolutions."""
+
+    def __init__(self, precision: str) -> None:
+        super().__init__()
+        from .convolution import conv2d
+        from .norm import group_norm
+        from .pooling import max_pool2d
+
+        self.ours: dict[Any, Any] = {
+            torch.conv2d: lambda *args, **named: conv2d(*args, **named, precision=precision),
+            torch.nn.functional.max_pool2d: max_pool2d,
+            torch.nn.functional.group_norm: group_norm,
+            linear: _linear,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.ours.get(func, func)(*args, **(kwargs or {}))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `torch.nn.functional.linear`; a long sum is cut in pieces, since one product a lane leaves the chip idle."""
+    pieces = weight.shape[1] // _PIECE
+    if input.ndim != 2 or pieces < 4 or weight.shape[1] % pieces:
+        return linear(input, weight, bias)
+    product: Tensor = _InPieces.apply(input, weight, pieces)
+    return product if bias is None else product + bias
+
+
+class _InPieces(torch.autograd.Function):
+    """`input @ weight.T`; only this way round is the sum long, so the gradients are plain products."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(input: Tensor, weight: Tensor, pieces: int) -> Tensor:
+        left = input.unflatten(1, (pieces, -1)).transpose(0, 1)
+        right = weight.unflatten(1, (pieces, -1)).permute(1, 2, 0)
+        return torch.bmm(left, right).sum(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0], inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        input, weight = ctx.saved_tensors
+        return grad @ weight, grad.T @ input, None

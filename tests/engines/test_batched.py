@@ -1,0 +1,176 @@
+"""Hand-batched layers compute what PyTorch's do. Without a GPU Triton interprets the kernels, slowly and exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+pytest.importorskip("triton", reason="hand-batched layers need Triton")
+
+from fedeve.engines import batched, convolution, norm, pooling
+from fedeve.engines.batched import Batched
+from fedeve.engines.descent import descend
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PRECISIONS = {"ieee": 2e-6, "tf32x3": 5e-6, "tf32": 2e-2} if DEVICE == "cuda" else {"ieee": 2e-6}
+LANES = 3
+
+
+def lanes_of(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.stack([p.detach() + 0.3 * torch.randn(p.shape, generator=generator) for _ in range(LANES)]).to(
+            DEVICE
+        )
+        for name, p in model.named_parameters()
+    }
+
+
+def assert_same_gradients(model: nn.Module, x: Tensor, precision: str, tolerance: float) -> None:
+    """Of every parameter, in every lane, against PyTorch in float64."""
+    params = lanes_of(model)
+    model = model.to(DEVICE)
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(model, params, (x,)).pow(3).mean()
+
+    exact = vmap(grad(loss))({name: value.double() for name, value in params.items()}, x.to(DEVICE).double())
+    with Batched(precision):
+        ours = vmap(grad(loss))(params, x.to(DEVICE))
+    for name, value in exact.items():
+        gaps = (ours[name] - value).flatten(1).norm(dim=1) / value.flatten(1).norm(dim=1)
+        assert gaps.max() < tolerance, name
+
+
+def images(channels: int = 3, size: int = 9, seed: int = 1) -> Tensor:
+    return torch.randn(LANES, 2, channels, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"),
+    [(5, 1, 2), (5, 1, 0), (3, 2, 1), (3, 2, 0), (1, 2, 0), (1, 1, 0), ((3, 2), (1, 2), (2, 1))],
+)
+def test_convolutions(size: Any, stride: Any, padding: Any, precision: str) -> None:
+    torch.manual_seed(0)
+    # The second layer, whose input needs a gradient, has the geometry in question.
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 17, size, stride=stride, padding=padding))
+    assert_same_gradients(model, images(), precision, PRECISIONS[precision])
+
+
+def test_a_convolution_whose_channels_and_pixels_fill_several_blocks() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 70, 3, padding=1, bias=False), nn.Conv2d(70, 5, 3))
+    assert_same_gradients(model, images(channels=2, size=12), "ieee", 2e-6)
+
+
+@pytest.mark.parametrize(("size", "padding"), [(5, 2), (3, 1), (5, 4)])
+def test_nothing_outside_the_images_is_read(size: int, padding: int) -> None:
+    """What lies before and after them in memory is not a number, and would spoil every sum it came into."""
+    w = torch.randn(1, 4, 3, size, size, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    memory = torch.full((3, 2, 3, 9, 9), float("nan"), device=DEVICE)
+    memory[1] = images()[0].to(DEVICE)
+    x, edges = memory[1:2], ((1, 1), (padding, padding))
+    out = convolution.convolve(x, w, None, *edges, "ieee")
+    slope = convolution.kernel_gradient(x, out, (size, size), *edges, "ieee")
+    back = convolution.input_gradient(out, w, (9, 9), *edges, "ieee")
+    assert out.isfinite().all() and slope.isfinite().all() and back.isfinite().all()
+
+
+@pytest.mark.parametrize("window", [2, 3, (2, 3)])
+def test_max_pooling_and_its_remainders(window: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.MaxPool2d(window))
+    assert_same_gradients(model, images(), "ieee", 2e-6)
+
+
+def test_of_equal_pixels_the_first_wins_and_what_is_not_a_number_wins_always() -> None:
+    x = torch.zeros(1, 1, 2, 4, device=DEVICE)
+    x[0, 0, 1, 3] = float("nan")
+    with Batched("ieee"):
+        ours, slope = (
+            functional.max_pool2d(x, 2),
+            vmap(grad(lambda x: functional.max_pool2d(x, 2).nan_to_num().sum()))(x),
+        )
+    assert torch.equal(ours.isnan(), functional.max_pool2d(x, 2).isnan())
+    assert slope[0, 0].tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_group_norm(groups: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(groups, 8), nn.Tanh(), nn.Conv2d(8, 2, 1))
+    assert_same_gradients(model, images(), "ieee", 5e-6)
+
+
+def test_a_long_linear_layer_is_summed_in_pieces() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(LANES, 2, 2560, generator=torch.Generator().manual_seed(2))
+    assert_same_gradients(nn.Sequential(nn.Linear(2560, 4)), x, "ieee", 2e-6)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 4, 3, dilation=2),
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 1, padding=1),
+        nn.Conv2d(4, 4, 7),
+        nn.MaxPool2d(3, stride=1),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        nn.GroupNorm(2, 4, affine=False),
+    ],
+    ids=str,
+)
+def test_what_is_not_ours_is_left_to_pytorch(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((convolution, "convolve"), (pooling, "_pooled"), (norm, "normalise")):
+        monkeypatch.setattr(module, name, None)
+    x = torch.randn(2, 4, 9, 9, device=DEVICE)
+    layer = layer.to(DEVICE)
+    with Batched("ieee"):
+        ours = layer(x)
+    assert torch.equal(ours, layer(x))
+
+
+def test_double_precision_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((convolution, "convolve"), (pooling, "_pooled"), (norm, "normalise")):
+        monkeypatch.setattr(module, name, None)
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.MaxPool2d(2)).double().to(DEVICE)
+    with Batched("ieee"):
+        assert model(torch.zeros(2, 4, 9, 9, dtype=torch.float64, device=DEVICE)).shape == (2, 4, 3, 3)
+
+
+def test_a_fused_step_is_the_local_step_and_leaves_idle_lanes_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    params, slope, start, shift = (torch.randn(3, 1500, generator=generator).to(DEVICE) for _ in range(4))
+    lr, prox = torch.tensor([0.1, 0.2, 0.3]).to(DEVICE), torch.tensor([0.0, 1.0, 2.0]).to(DEVICE)
+    active = torch.tensor([True, False, True]).to(DEVICE)
+    expected = params - lr[:, None] * (slope + prox[:, None] * (params - start) + shift)
+    expected = torch.where(active[:, None], expected, params)
+    ours = params.clone()
+    descend(ours, slope, start=start, shift=shift, lr=lr, prox=prox, active=active)
+    assert torch.allclose(ours, expected, rtol=1e-6, atol=1e-6) and torch.equal(ours[1], params[1])
+
+
+def test_a_lane_does_not_notice_its_neighbours() -> None:
+    """To the last bit: the sums of a lane are its own, whatever stands beside it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.MaxPool2d(2)).to(DEVICE)
+    params, x = lanes_of(model.cpu()), images().to(DEVICE)
+    model = model.to(DEVICE)
+    slopes = vmap(grad(lambda p, x: functional_call(model, p, (x,)).square().mean()))
+    with Batched("ieee"):
+        together = slopes(params, x)
+        alone = slopes({name: value[1:2] for name, value in params.items()}, x[1:2])
+    assert all(torch.equal(together[name][1], alone[name][0]) for name in params)
+
+
+def test_the_layers_are_there_where_triton_is() -> None:
+    assert batched.AVAILABLE
