@@ -106,11 +106,10 @@ def simulate(
     who shares them. One CPU thread is the default because small models gain nothing from more, and because the order
     of sums, so the last bits, may depend on their number.
     """
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
     if resume not in (True, False, "auto"):
         raise unknown("resume", resume, ("auto", "True", "False"))
     target = choose_device(device)
+    engine = choose_engine(engine, target)
     runs = [run] if isinstance(run, Run) else list(run)
     folders = _folders(out, runs, is_single=isinstance(run, Run))
     with _steady(threads), ExitStack() as stack:
@@ -128,7 +127,14 @@ def simulate(
 
 def make_engine(name: str, runs: list[Run], device: torch.device, *, width: int | None = None) -> Engine:
     """The engine of this name, ready to play these runs."""
-    return Lanes(runs, device, width) if name == "lanes" else References(runs, device)
+    return Lanes(runs, device, width) if choose_engine(name, device) == "lanes" else References(runs, device)
+
+
+def choose_engine(name: str, device: torch.device) -> str:
+    """What `auto` stands for on this device."""
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    return "reference" if name == "auto" else name
 
 
 def _folders(out: Folder | Sequence[Folder] | None, runs: list[Run], *, is_single: bool) -> list[Path | None]:
