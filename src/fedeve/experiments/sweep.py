@@ -88,6 +88,8 @@ class Sweep:
     """How many of the last rounds a value is the mean of."""
     printed: Printed = field(default_factory=dict)
     source: str = ""
+    notes: list[str] = field(default_factory=list)
+    """What a reader of the printed numbers should know."""
     grows: bool = False
     """Whether a folder may hold more than these points, asked for earlier."""
 
@@ -139,7 +141,7 @@ def unique(points: list[Point]) -> list[Point]:
 
 def labelled(points: list[Point]) -> list[Point]:
     """Points that have no row or column of their own get them from what differs between them."""
-    flat = [dict(_leaves(portable(point.config))) for point in points]
+    flat = [dict(leaves(portable(point.config))) for point in points]
     varied = _varying([{k: v for k, v in one.items() if not k.startswith("method.") and k != "seed"} for one in flat])
     by_method: dict[str, list[Table]] = defaultdict(list)
     for one in flat:
@@ -170,10 +172,11 @@ def _words(one: Table, keys: list[str]) -> str:
     return ", ".join(parts)
 
 
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """A table's values with their keys written as `local.lr`."""
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
@@ -189,7 +192,7 @@ def _base(value: Any, folder: Path) -> Table:
 def _expand(base: Table, block: Table) -> Iterable[Point]:
     """Every combination of a block's choices, put into the base and checked."""
     choices = []
-    for key, values in _leaves({k: v for k, v in block.items() if k not in ("row", "column")}):
+    for key, values in leaves({k: v for k, v in block.items() if k not in ("row", "column")}):
         listed = values if isinstance(values, list) else [values]
         if not listed:
             raise FedeveError(f"{key} has no values", got=values, do=f"write {key} = [value, ...]")

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -145,7 +145,8 @@ def _play(folder: SweepFolder, options: Options, until: float | None, say: Calla
         if ray:
             from .sweep_ray import play_on_cluster
 
-            play_on_cluster(player, points)
+            with redirect_stdout(sys.stderr):  # where Ray's own messages belong; the view has its stream already
+                play_on_cluster(player, points)
         else:
             player.play(points)
 

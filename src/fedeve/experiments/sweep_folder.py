@@ -15,7 +15,7 @@ from ..checkpoint import Checkpoint
 from ..errors import FedeveError, Words
 from ..record import Record, write_atomically
 from ..store import CHECKPOINT, RECORD
-from .sweep import Point, Sweep, portable
+from .sweep import Point, Printed, Sweep, portable
 
 FORMAT = 1
 WIDEST = 256  # lanes, unless a sweep says otherwise
@@ -135,8 +135,19 @@ class SweepFolder:
             "runs": mine,
         }
         if self.sweep.printed:
-            value |= {"printed": self.sweep.printed, "source": self.sweep.source}
+            value |= {"printed": self._all_printed(earlier), "source": self.sweep.source}
+        if self.sweep.notes:
+            value["notes"] = self.sweep.notes
         write_atomically(self.out / SWEEP, (json.dumps(value, indent=1) + "\n").encode())
+
+    def _all_printed(self, earlier: dict[str, Any] | None) -> Printed:
+        """Printed numbers of these runs and, of a sweep that grows, of the earlier ones."""
+        old = (earlier or {}).get("printed", {}) if self.sweep.grows else {}
+        result = {metric: dict(rows) for metric, rows in old.items()}
+        for metric, rows in self.sweep.printed.items():
+            for row, cells in rows.items():
+                result.setdefault(metric, {})[row] = {**result.get(metric, {}).get(row, {}), **cells}
+        return result
 
     def _entry(self, point: Point) -> dict[str, Any]:
         place = {"folder": f"{RUNS}/{point.name}", "row": point.row, "column": point.column, "seed": point.seed}

@@ -96,7 +96,7 @@ def watching(board: Board, *, as_json: bool = False, stream: TextIO | None = Non
     """A listener that suits where the output goes."""
     stream = stream or sys.stdout
     if stream.isatty() and not as_json:
-        with _live(board) as tell:
+        with _live(board, stream) as tell:
             yield tell
     else:
         yield _Lines(board, stream, as_json)
@@ -133,10 +133,11 @@ class _Lines:
 
 
 @contextmanager
-def _live(board: Board) -> Iterator[Tell]:
+def _live(board: Board, stream: TextIO) -> Iterator[Tell]:
+    from rich.console import Console
     from rich.live import Live
 
-    with Live(get_renderable=lambda: _picture(board), refresh_per_second=4, transient=False):
+    with Live(get_renderable=lambda: _picture(board), console=Console(file=stream), refresh_per_second=4):
         yield board.apply
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from ..errors import FedeveError, unknown
-from .sweep import Point
+from .sweep import Point, leaves
 from .sweep_folder import SweepFolder
 from .sweep_play import Event, Tell
 
@@ -119,53 +120,61 @@ def _wandb(folder: SweepFolder) -> Iterator[Tracker]:
 
         def finish(self, point: Point) -> None:
             if point.name in runs:
-                runs.pop(point.name).finish(quiet=True)
+                runs.pop(point.name).finish()
 
     try:
         yield WandB()
     finally:
         for run in runs.values():
-            run.finish(quiet=True)
+            run.finish()
 
 
 @contextmanager
 def _mlflow(folder: SweepFolder) -> Iterator[Tracker]:
     from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
 
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder.out / 'mlflow.db').resolve()}"
     client = MlflowClient(tracking_uri=uri)
     found = client.get_experiment_by_name(folder.sweep.title)
     experiment = found.experiment_id if found else client.create_experiment(folder.sweep.title)
     runs: dict[str, str] = {}
+    held: dict[str, list[Any]] = {}
 
     def open_run(point: Point) -> str:
         old = client.search_runs([experiment], filter_string=f"tags.fedeve = '{point.name}'")
         if old:
             return str(old[0].info.run_id)
         run = client.create_run(experiment, run_name=_label(point), tags={"fedeve": point.name})
-        for key, value in _flat(point.config).items():
-            client.log_param(run.info.run_id, key, value)
+        settings = [Param(key, str(value)) for key, value in leaves(point.config)]
+        client.log_batch(run.info.run_id, params=settings)
         return str(run.info.run_id)
+
+    def send(name: str) -> None:
+        if held.get(name):
+            client.log_batch(runs[name], metrics=held.pop(name))
 
     class Mlflow:
         def log(self, point: Point, values: dict[str, float], round: int) -> None:
             if point.name not in runs:
                 runs[point.name] = open_run(point)
-            for name, value in values.items():
-                client.log_metric(runs[point.name], name, value, step=round)
+            now = int(1000 * time.time())
+            # One call to the store takes as long as some rounds: they are sent a hundred numbers at a time.
+            waiting = held.setdefault(point.name, [])
+            waiting += [Metric(name, value, now, round) for name, value in values.items()]
+            if len(waiting) > 100:
+                send(point.name)
 
         def finish(self, point: Point) -> None:
             if point.name in runs:
+                send(point.name)
                 client.set_terminated(runs.pop(point.name))
 
-    yield Mlflow()
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in table.items():
-        result |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return result
+    try:
+        yield Mlflow()
+    finally:
+        for name in runs:
+            send(name)
 
 
 _OPENERS: dict[str, Callable[[SweepFolder], Any]] = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
