@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import subprocess
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-import pytest
-
-from fedeve import cli
+from commandline import in_process as fedeve
 from fedeve.checkpoint import Checkpoint
 from fedeve.record import Record
+
+__all__ = ["SWEEP", "assert_same_runs", "fedeve", "write"]
 
 SWEEP = """
 title = "Small"
@@ -39,16 +35,6 @@ def write(folder: Path, text: str = SWEEP) -> Path:
     path = folder / "some.toml"
     path.write_text(text)
     return path
-
-
-def fedeve(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command line's entry point in this process."""
-    output, errors = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
-        patch.setattr(sys, "argv", ["fedeve", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    return subprocess.CompletedProcess([], int(end.value.code or 0), output.getvalue(), errors.getvalue())
 
 
 def assert_same_runs(ours: Path, theirs: Path) -> None:

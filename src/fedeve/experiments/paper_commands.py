@@ -9,27 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from .sweep_commands import (
-    AsJson,
-    Budget,
-    Device,
-    DryRun,
-    Engine,
-    Every,
-    Options,
-    Quick,
-    Retry,
-    Threads,
-    Track,
-    Width,
-    play,
-)
+from .sweep_commands import Assignments, Options, play, with_options
 
 paper_app = typer.Typer(help="The paper's tables, each as a sweep.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @paper_app.command("list")
-def list_tables(as_json: AsJson = False) -> None:
+def list_tables(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
     """List the tables that can be made, with how much there is to run.
 
     Example: fedeve paper list
@@ -72,12 +60,10 @@ Data = Annotated[
 Tiny = Annotated[bool, typer.Option("--tiny", help="The same table on embedded data, in under a minute.")]
 Rounds = Annotated[int | None, typer.Option(help="Rounds of every run, instead of the paper's.", min=1)]
 Root = Annotated[str | None, typer.Option(help="Folder of the data files; FEDEVE_DATA unless set.")]
-Assignments = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of every run, e.g. local.lr=0.001.")
-]
 
 
 def _command(name: str) -> Callable[..., None]:
+    @with_options
     def make(
         out: Annotated[Path, typer.Option(help="Folder of the sweep.")] = Path("paper") / name,
         seeds: Seeds = 5,
@@ -88,17 +74,8 @@ def _command(name: str) -> Callable[..., None]:
         rounds: Rounds = None,
         root: Root = None,
         assignments: Assignments = None,
-        budget: Budget = None,
-        engine: Engine = "auto",
-        device: Device = "auto",
-        threads: Threads = 1,
-        checkpoint_every: Every = 10.0,
-        width: Width = None,
-        retry: Retry = False,
-        dry_run: DryRun = False,
-        no_calibration: Quick = False,
-        track: Track = None,
-        as_json: AsJson = False,
+        *,
+        options: Options,
     ) -> None:
         from . import paper_tables
 
@@ -112,10 +89,6 @@ def _command(name: str) -> Callable[..., None]:
             root=root,
             assignments=[*(assignments or ()), *([] if rounds is None else [f"rounds={rounds}"])],
         )
-        options = Options(
-            budget, engine, device, threads, checkpoint_every, width, retry, dry_run, not no_calibration,
-            tuple(track or ()), as_json,
-        )  # fmt: skip
         play(sweep, out, options)
 
     return make

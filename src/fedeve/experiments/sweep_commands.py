@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -18,58 +20,66 @@ if TYPE_CHECKING:
     from .sweep import Sweep
     from .sweep_folder import SweepFolder
 
-Budget = Annotated[
-    str | None, typer.Option(help="Stop cleanly before this time is up, e.g. 25m; the same command goes on.")
-]
 Out = Annotated[Path, typer.Option(help="Folder of the sweep.")]
-Engine = Annotated[str, typer.Option(help="auto, reference, lanes, or ray for the machines of a cluster.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Threads = Annotated[int, typer.Option(help="CPU threads; the last bits of the numbers may depend on it.", min=1)]
-Every = Annotated[float, typer.Option(help="Seconds between checkpoints of a run.", min=0)]
-Width = Annotated[int | None, typer.Option(help="Lanes of a pool; fixed when a sweep begins.", min=1)]
-Retry = Annotated[bool, typer.Option("--retry", help="Try failed runs again.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
-Track = Annotated[
-    list[str] | None, typer.Option(help="Send curves to tensorboard, wandb or mlflow; can be given more than once.")
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of every run, e.g. local.lr=0.05.")
 ]
-Quick = Annotated[bool, typer.Option("--no-calibration", help="Start at once, without an expected time.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a sweep is played; nothing here changes its numbers but their last bits."""
+    """How a sweep is played, as options of its command; nothing here changes its numbers but their last bits."""
 
-    budget: str | None = None
-    engine: str = "auto"
-    device: str = "auto"
-    threads: int = 1
-    checkpoint_every: float = 10.0
-    width: int | None = None
-    retry: bool = False
-    dry_run: bool = False
-    calibrate: bool = True
-    track: tuple[str, ...] = ()
-    as_json: bool = False
+    budget: Annotated[
+        str | None, typer.Option(help="Stop cleanly before this time is up, e.g. 25m; the same command goes on.")
+    ] = None
+    engine: Annotated[str, typer.Option(help="auto, reference, lanes, or ray for the machines of a cluster.")] = "auto"
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    threads: Annotated[int, typer.Option(help="CPU threads; last bits of the numbers may depend on it.", min=1)] = 1
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints of a run.", min=0)] = 10.0
+    width: Annotated[int | None, typer.Option(help="Lanes of a pool; fixed when a sweep begins.", min=1)] = None
+    retry: Annotated[bool, typer.Option("--retry", help="Try failed runs again.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False
+    no_calibration: Annotated[
+        bool, typer.Option("--no-calibration", help="Start at once, without an expected time.")
+    ] = False
+    track: Annotated[
+        list[str] | None, typer.Option(help="Send curves to tensorboard, wandb or mlflow; may be given repeatedly.")
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False
 
 
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that has every field of `Options` as an option of its own, and gets them together as `options`."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "options"]
+    hints = get_type_hints(Options, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(Options)
+    ]
+    signature = inspect.Signature([*own, *shared])
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        options = Options(**{field.name: bound.arguments.pop(field.name) for field in fields(Options)})
+        command(**bound.arguments, options=options)
+
+    wrapped.__signature__ = signature  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    return wrapped
+
+
+@with_options
 def sweep(
     config: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="What to vary; see docs/sweeps.md.")],
     out: Out,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the base.")
-    ] = None,
-    budget: Budget = None,
-    engine: Engine = "auto",
-    device: Device = "auto",
-    threads: Threads = 1,
-    checkpoint_every: Every = 10.0,
-    width: Width = None,
-    retry: Retry = False,
-    dry_run: DryRun = False,
-    no_calibration: Quick = False,
-    track: Track = None,
-    as_json: AsJson = False,
+    assignments: Assignments = None,
+    *,
+    options: Options,
 ) -> None:
     """Play every run of a grid, go on where an earlier session stopped, and keep all records in one folder.
 
@@ -79,10 +89,6 @@ def sweep(
     """
     from . import sweep as sweeps
 
-    options = Options(
-        budget, engine, device, threads, checkpoint_every, width, retry, dry_run, not no_calibration,
-        tuple(track or ()), as_json,
-    )  # fmt: skip
     play(sweeps.read(config, assignments=assignments or ()), out, options)
 
 
@@ -97,7 +103,7 @@ def play(chosen: Sweep, out: Path, options: Options) -> None:
     until = None if options.budget is None else started + _usable(parse_seconds(options.budget), len(chosen.points))
     say = _silent if options.as_json else _say
     folder = SweepFolder(out, chosen)
-    trackers.check(options.track)
+    trackers.check(options.track or ())
     if options.dry_run:
         _show(folder, say, as_json=options.as_json)
         return
@@ -128,14 +134,14 @@ def _play(folder: SweepFolder, options: Options, until: float | None, say: Calla
     player = Player(folder, _silent, options.device, options.threads, options.checkpoint_every, until)
     points = folder.unfinished()
     per_round: dict[str, float] = {}
-    if options.calibrate and not ray:
+    if not options.no_calibration and not ray:
         say("Calibrating ...")
         per_round = player.calibrate(points)
         board = Board(folder, folder.statuses(), per_round)
         if board.time_left is not None:
             say(f"Expected: {words(board.time_left)} on this machine.")
     board = Board(folder, folder.statuses(), per_round)
-    with trackers.tracking(options.track, folder) as track, watching(board, as_json=options.as_json) as watch:
+    with trackers.tracking(options.track or (), folder) as track, watching(board, as_json=options.as_json) as watch:
 
         def tell(event: dict[str, object]) -> None:
             watch(event)
