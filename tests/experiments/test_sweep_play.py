@@ -122,11 +122,14 @@ def test_a_changed_configuration_runs_again_and_the_others_do_not(copy: Path) ->
 def test_a_budget_stops_in_time_and_the_same_command_goes_on(tmp_path: Path, engine: str) -> None:
     config = write(tmp_path)
     fedeve("sweep", config, "--out", tmp_path / "whole", "--engine", engine, *QUICK)
+    begun = time.monotonic()
+    fedeve("sweep", config, "--out", tmp_path / "whole", "--engine", engine, *QUICK)
+    idle = time.monotonic() - begun  # a session with nothing to do, on a machine that may be busy
     sessions, ended = 0, None
     while ended is None or ended.returncode == 3:
         begun = time.monotonic()
         ended = fedeve("sweep", config, "--out", tmp_path / "parts", "--engine", engine, "--budget", "1s", *QUICK)
-        assert time.monotonic() - begun < 1.5  # a second, and what a busy machine may add
+        assert time.monotonic() - begun < 1.2 + 5 * idle
         assert ended.returncode in (0, 3), ended
         sessions += 1
     assert sessions > 1 or engine == "lanes"
@@ -273,17 +276,17 @@ def test_json_is_for_machines(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_stops_the_sweep_and_loses_nothing(tmp_path: Path) -> None:
     """No file may grow beyond some bytes, as a full disk would have it; then there is room again."""
     config, out = write(tmp_path), tmp_path / "out"
-    command = [sys.executable, "-m", "fedeve", "sweep", str(config), "--out", str(out), *QUICK]
+    command = [sys.executable, "-m", "fedeve", "sweep", str(config), "--out", str(out), *SHORT, *QUICK]
 
     def small_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     full = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, preexec_fn=small_disk)
     assert full.returncode == 2, full
     assert len(full.stderr.strip().splitlines()) == 1 and "cannot write" in full.stderr and "make room" in full.stderr
     assert list(out.glob("runs/*/record.jsonl")) and not list(out.glob("runs/*/failed.json"))  # no run is to blame
-    assert fedeve("sweep", config, "--out", out, *QUICK).returncode == 0
-    fedeve("sweep", config, "--out", tmp_path / "whole", *QUICK)
+    assert fedeve("sweep", config, "--out", out, *SHORT, *QUICK).returncode == 0
+    fedeve("sweep", config, "--out", tmp_path / "whole", *SHORT, *QUICK)
     assert_same_runs(out, tmp_path / "whole")
 
 

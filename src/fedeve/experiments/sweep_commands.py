@@ -234,9 +234,11 @@ def _silent(_: object) -> None: ...
 @contextmanager
 def _stoppable(out: Path) -> Iterator[None]:
     """Ctrl-C or a polite kill ends with exit code 130, every run checkpointed."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         print(f"fedeve: stopped; the same command goes on with what is in {out}", file=sys.stderr)
         raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
