@@ -216,6 +216,28 @@ def test_a_damaged_line_is_named_and_nothing_is_lost(copy: Path) -> None:
     assert (copy / "runs" / f"{name}.damaged-1" / "record.jsonl").read_bytes() == before[name]
 
 
+def test_the_states_are_read_from_the_files_whenever_they_change(copy: Path) -> None:
+    folder = SweepFolder(copy, sweeps.read(write(copy.parent), assignments=["rounds=5"]))
+    point = folder.sweep.points[0]
+    place = folder.folder(point)
+    finished = folder.status(point)
+    best = max(line["accuracy"] for line in Record.read(place / "record.jsonl").lines)
+    assert (finished.state, finished.num_rounds, finished.best["accuracy"]) == ("finished", 5, best)
+    assert folder.status(point) is finished
+    (place / "checkpoint.safetensors").rename(place / "aside")
+    assert folder.status(point).state == "begun" and folder.unfinished() == [point]
+    (place / "checkpoint.safetensors").write_bytes(b"damaged")
+    assert "cannot be read" in folder.status(point).reason
+    (place / "aside").rename(place / "checkpoint.safetensors")
+    folder.fail(point, "no reason")
+    assert folder.status(point).state == "failed" and folder.failures() == {"no reason": [point.name]}
+    folder.forgive(point)
+    assert folder.status(point).state == "finished"
+    whole = (place / "record.jsonl").read_text()
+    (place / "record.jsonl").write_text(whole.replace('"rounds": 5', '"rounds": 6'))
+    assert "holds another run" in folder.status(point).reason
+
+
 def test_a_folder_of_another_sweep_is_refused(copy: Path) -> None:
     before = times(copy)
     for text in (SWEEP.replace('"Small"', '"Large"'), SWEEP.replace("seeds = [1, 2]", "seeds = [3, 4]")):

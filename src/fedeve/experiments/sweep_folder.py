@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..checkpoint import Checkpoint
 from ..errors import FedeveError, Words
 from ..record import Record, write_atomically
@@ -29,7 +31,8 @@ class Status:
     state: str
     num_rounds: int = 0
     reason: str = ""
-    record: Record | None = None
+    best: dict[str, float] = field(default_factory=dict)
+    """The largest evaluation so far of every metric in the record."""
 
 
 @dataclass
@@ -41,12 +44,19 @@ class SweepFolder:
     engine: str = "reference"
     widths: dict[str, int] = field(default_factory=dict)
     """Lanes of each pool, by what its runs share: fixed once and for all, since last bits depend on it."""
+    seen: dict[str, tuple[Any, Status]] = field(default_factory=dict)
 
     def folder(self, point: Point) -> Path:
         return self.out / RUNS / point.name
 
     def status(self, point: Point) -> Status:
-        """A run's state, by its files."""
+        """A run's state, by its files; what has not changed is not read again."""
+        stamp = [_stamp(self.folder(point) / name) for name in (RECORD, CHECKPOINT, FAILED)]
+        if point.name not in self.seen or self.seen[point.name][0] != stamp:
+            self.seen[point.name] = (stamp, self._look(point))
+        return self.seen[point.name][1]
+
+    def _look(self, point: Point) -> Status:
         folder = self.folder(point)
         if (folder / FAILED).exists():
             return Status("failed", reason=_reason(folder / FAILED))
@@ -59,7 +69,9 @@ class SweepFolder:
             reached = Checkpoint.reached(folder / CHECKPOINT) if (folder / CHECKPOINT).exists() else 0
         except FedeveError as error:
             return Status("failed", reason=str(error))
-        return Status("finished" if reached == point.rounds else "begun", reached, record=record)
+        values = {name: record.metric(name) for name in record.metrics}
+        best = {name: float(np.nanmax(each)) for name, each in values.items() if np.isfinite(each).any()}
+        return Status("finished" if reached == point.rounds else "begun", reached, best=best)
 
     def statuses(self) -> list[Status]:
         """The states of all runs."""
@@ -154,10 +166,8 @@ class SweepFolder:
         return {**place, "config": point.config}
 
     def _metrics(self) -> list[str]:
-        for point in self.sweep.points:
-            if names := (record.metrics if (record := self.status(point).record) else []):
-                return [name for name in names if name != "loss"]
-        return ["accuracy"]
+        found = next((best for point in self.sweep.points if (best := self.status(point).best)), {})
+        return [name for name in found if name != "loss"] or ["accuracy"]
 
     def _found(self) -> dict[str, Any] | None:
         """The sweep.json that is there, if it is this sweep's."""
@@ -207,6 +217,14 @@ def _cohorts(points: list[Point]) -> dict[str, int]:
     for point in points:
         sums[point.shares] += int(point.config["cohort"])
     return dict(sums)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _reason(path: Path) -> str:

@@ -150,7 +150,7 @@ class Player:
 
     def work(self, run: Run) -> Work:
         """A run's work, counted once for all methods that have the same cohorts."""
-        key = (id(run.data), run.seed, run.rounds, run.cohort, run.dropout, run.empty, run.local)
+        key = (run.data.fingerprint, run.seed, run.rounds, run.cohort, run.dropout, run.empty, run.local)
         if key not in self.works:
             self.works[key] = work(run)
         return self.works[key]

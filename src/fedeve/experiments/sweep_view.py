@@ -32,8 +32,7 @@ class Board:
         self.best: dict[tuple[str, str], float] = {}
         self.begun, self.foreseen = time.monotonic(), 0.0
         for point, status in zip(folder.sweep.points, statuses, strict=True):
-            for line in status.record.lines if status.record else ():
-                self._judge(point, line)
+            self._judge(point, status.best)
 
     def apply(self, event: Event) -> None:
         """Take note of what happened."""
@@ -48,7 +47,7 @@ class Board:
             self.playing.discard(name)
 
     def _judge(self, point: Point, line: dict[str, Any]) -> None:
-        self.metric = self.metric or next((k for k, v in line.items() if k != "round" and isinstance(v, float)), "")
+        self.metric = self.metric or next((k for k, v in line.items() if k != "loss" and isinstance(v, float)), "")
         if isinstance(value := line.get(self.metric), float):
             cell = (point.row, point.column)
             self.best[cell] = max(value, self.best.get(cell, value))
