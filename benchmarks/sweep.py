@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from machine import save
 
 from fedeve import simulate
@@ -31,12 +32,14 @@ method = ["fedavg", "fedavgm", "fedprox", "fedeve"]
 local.lr = [0.05, 0.1]
 [base]
 rounds = {rounds}
-cohort = 10
+cohort = 5
 model = "lenet5"
-eval_every = 10
+eval_every = 5
 [base.data]
 name = "glyphs"
 num_writers = 100
+num_images = 3000
+num_test = 300
 partition = "dirichlet"
 alpha = 0.3
 """
@@ -53,13 +56,13 @@ def engine_alone(path: Path, engine: str) -> None:
     """The data and the rounds, with nothing written."""
     points, datasets = sweeps.read(path).points, DataSets()
     for some in batches(points, engine=engine):
-        simulate([point.plan.build(datasets.get(point.plan)) for point in some], engine=engine, device="cpu", width=32)
+        simulate([point.plan.build(datasets.get(point.plan)) for point in some], engine=engine, device="auto", width=64)
 
 
 def as_sweep(path: Path, engine: str) -> None:
     """The whole command, calibration included."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        options = sweep_commands.Options(engine=engine, device="cpu", width=32)
+        options = sweep_commands.Options(engine=engine, device="auto", width=64)
         sweep_commands.play(sweeps.read(path), Path(folder) / "out", options)
 
 
@@ -77,11 +80,11 @@ def compare(path: Path, engine: str, repeats: int) -> dict[str, float]:
 
 def main() -> None:
     quick = sys.argv[1:] == ["quick"]
-    result: dict[str, Any] = {"runs": 200, "rounds": 10, "model": "LeNet-5, 10 clients a round"}
+    result: dict[str, Any] = {"runs": 200, "rounds": 5, "model": "LeNet-5, 5 clients a round"}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "short.toml"
-        path.write_text(SWEEP.format(seeds=", ".join(map(str, range(25))), rounds=10))
-        for engine in ("reference",) if quick else ("reference", "lanes"):
+        path.write_text(SWEEP.format(seeds=", ".join(map(str, range(25))), rounds=5))
+        for engine in ("reference", "lanes") if torch.cuda.is_available() else ("reference",):
             result[engine] = compare(path, engine, 1 if quick else 3)
     save("sweep", result)
 

@@ -19,7 +19,7 @@ needs_ray = pytest.mark.skipif(
     reason="ray is an extra; make test-sweep installs and requires it",
 )
 # One process leaves them in order; the cluster's workers take them as they come.
-LONG = SWEEP.replace("rounds = 30", "rounds = 400")
+LONG = SWEEP.replace("rounds = 30", "rounds = 150")
 
 
 def workers() -> dict[int, str]:

@@ -20,7 +20,7 @@ from ..record import DiskError
 from ..run import Run
 from .config import Plan
 from .sweep import Point
-from .sweep_clock import Work, calibrate, work
+from .sweep_clock import SECONDS, Work, calibrate, work
 from .sweep_folder import SweepFolder
 
 Event = dict[str, Any]
@@ -92,7 +92,10 @@ class Player:
                 runs.append(point.plan.build(self.datasets.get(point.plan)))
                 if sum(run.cohort for run in runs) >= width:
                     break
-            return calibrate(runs, engine=self.folder.engine, device=self.device, threads=self.threads, width=width)
+            # Of a small budget, calibrating takes a small part.
+            seconds = SECONDS if self.until is None else min(SECONDS, (self.until - time.monotonic()) / 50)
+            options = {"engine": self.folder.engine, "device": self.device}
+            return calibrate(runs, **options, threads=self.threads, width=width, seconds=seconds)
         except DiskError:
             raise
         except Exception:  # the run that raises is named when it is played
