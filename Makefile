@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-flower lint format bench clean
+.PHONY: help demo test test-all test-flower test-sweep lint format bench clean
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
@@ -31,6 +31,17 @@ $(FLOWER): pyproject.toml
 test-flower: $(FLOWER)  ## conversions from Hugging Face and Flower data sets, in an environment of their own
 	.venv-flower/bin/python -m pytest tests/data/test_own.py $(PYTEST)
 
+SWEEP := .venv-sweep/.ready
+$(SWEEP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-sweep
+	.venv-sweep/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[dev,ray,tensorboard,wandb,mlflow]'
+	@touch $(SWEEP)
+
+test-sweep: $(SWEEP)  ## sweeps on a real Ray cluster, and the trackers, in an environment of their own
+	FEDEVE_REQUIRE_EXTRAS=1 .venv-sweep/bin/python -m pytest tests/experiments/test_sweep_ray.py \
+		tests/experiments/test_trackers.py $(PYTEST)
+
 lint: $(READY)  ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -42,8 +53,9 @@ format: $(READY)  ## let the formatter and linter mend what they can
 
 bench: $(READY)  ## speed, on this machine, into benchmarks/results (MovieLens only where FEDEVE_DATA has it)
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/femnist.py build
 	@if [ -n "$$FEDEVE_DATA" ]; then $(BIN)/python benchmarks/movielens.py; else echo "FEDEVE_DATA is not set: no MovieLens"; fi
 
 clean:  ## remove what was made
-	rm -rf $(VENV) .venv-flower build dist demo *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-flower .venv-sweep build dist demo *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

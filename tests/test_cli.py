@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -12,12 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from fedeve import Record, __version__, all_methods, cli
+from commandline import in_process
+from fedeve import Record, __version__, all_methods
 from fedeve.data.datasets import all_datasets
 
 CONFIG = """
@@ -45,16 +44,6 @@ def config(tmp_path: Path) -> Path:
 def fedeve(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fedeve", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
-
-
-def in_process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The same entry point without the seconds that a new interpreter takes."""
-    output, errors = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
-        patch.setattr(sys, "argv", ["fedeve", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    return subprocess.CompletedProcess([], int(end.value.code or 0), output.getvalue(), errors.getvalue())
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:

@@ -56,6 +56,15 @@ class Checkpoint:
             raise _refused("belongs to another run", path, "another method, data set, model or setting")
         return cls(tensors, values)
 
+    @staticmethod
+    def reached(path: Path) -> int:
+        """How many rounds were done when a checkpoint was written, without reading its tensors."""
+        try:
+            with safetensors.safe_open(str(path), framework="pt") as file:
+                return int(json.loads((file.metadata() or {})["values"])["num_rounds"])
+        except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise _refused("cannot be read", path, str(error)) from error
+
 
 def _refused(what: str, path: Path, got: str) -> FedeveError:
     return FedeveError(

@@ -17,6 +17,8 @@ import typer
 
 from . import __version__
 from .errors import FedeveError
+from .experiments.paper_commands import paper_app
+from .experiments.sweep_commands import sweep
 
 if TYPE_CHECKING:
     from .record import Record
@@ -31,6 +33,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The data sets that fedeve knows.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.command()(sweep)
+app.add_typer(paper_app, name="paper")
 
 CITATION = """\
 @misc{shen2025fedeve,

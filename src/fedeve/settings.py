@@ -46,12 +46,22 @@ def check(instance: Any, *, where: str = "") -> None:
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
         if "help" in field.metadata:
-            plain = value.item() if isinstance(value, np.generic) else value
+            plain = _as_kept(value, hints[field.name])
             _check_value(where + field.name, plain, hints[field.name], field.metadata)
-            if isinstance(plain, int) and _fits(0.5, hints[field.name]):
-                plain = float(plain)
             if plain is not value:
                 object.__setattr__(instance, field.name, plain)  # the instance is frozen, but still being made
+
+
+def as_kept(cls: type, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a checked table as an instance of the dataclass `cls` would keep them."""
+    hints = typing.get_type_hints(cls)
+    return {key: _as_kept(value, hints[key]) for key, value in table.items()}
+
+
+def _as_kept(value: Any, hint: Any) -> Any:
+    plain = value.item() if isinstance(value, np.generic) else value
+    is_whole = isinstance(plain, int) and not isinstance(plain, bool)
+    return float(plain) if is_whole and _fits(0.5, hint) else plain
 
 
 def build(cls: type[T], table: Mapping[str, Any], *, where: str = "", kind: str = "setting") -> T:

@@ -120,11 +120,10 @@ def simulate(
     where the time went. One CPU thread is the default because small models gain nothing from more, and because the
     order of sums, so the last bits, may depend on their number.
     """
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
     if resume not in (True, False, "auto"):
         raise unknown("resume", resume, ("auto", "True", "False"))
     target = choose_device(device)
+    choose_engine(engine)
     runs = [run] if isinstance(run, Run) else list(run)
     folders = _folders(out, runs, is_single=isinstance(run, Run))
     with _steady(threads, precision), ExitStack() as stack:
@@ -161,6 +160,13 @@ def make_engine(
     if name == "reference" or (name == "auto" and random):
         return References(runs, device, precision=precision, profile=profile)
     return Lanes(runs, device, width=width, precision=precision, profile=profile)
+
+
+def choose_engine(name: str) -> str:
+    """What `auto` stands for, where no model has random layers."""
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    return "lanes" if name == "auto" else name
 
 
 def _folders(out: Folder | Sequence[Folder] | None, runs: list[Run], *, is_single: bool) -> list[Path | None]:
@@ -203,6 +209,10 @@ class Engine(Protocol):
 
     def play(self, positions: list[Position], memories: list[Memory]) -> Iterator[tuple[int, Turn]]:
         """The rounds that are left, of any run in any order; the caller keeps a turn before it asks for the next."""
+        ...
+
+    def evaluate(self, number: int, params: Tensor) -> dict[str, Any]:
+        """The metrics of a run's task on its whole test set, which `play` gives where they are due."""
         ...
 
 

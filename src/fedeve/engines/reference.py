@@ -131,6 +131,10 @@ class References:
                 yield number, turn
                 begun = time.perf_counter()
 
+    def evaluate(self, number: int, params: Tensor) -> dict[str, float]:
+        """One run's metrics."""
+        return self.players[number].evaluate(params)
+
 
 @torch.no_grad()
 def refuse_misfit(model: nn.Module, data: FederatedData, dtype: torch.dtype, device: torch.device) -> None:

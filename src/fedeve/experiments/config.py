@@ -32,6 +32,7 @@ from typing import Any
 
 from .. import methods, models, settings
 from ..data import datasets
+from ..data.federated import FederatedData
 from ..errors import FedeveError, Words, unknown
 from ..local import LocalWork
 from ..method import Method
@@ -76,22 +77,26 @@ def read(path: str | Path) -> Table:
 
 def override(table: Mapping[str, Any], assignments: Iterable[str]) -> Table:
     """The table with assignments such as `local.lr=0.05` put in; values are TOML, and a bare word is a text."""
-    result = _copy(table)
+    result = copy(table)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         path = [part.strip() for part in key.split(".")]
         if not equals or not all(path):
             raise FedeveError("cannot set this", got=assignment, do="write KEY=VALUE, for example --set local.lr=0.05")
-        place = result
-        for part in path[:-1]:
-            inner = place.get(part, {})
-            # `method = "fedeve"` is short for a table with a name.
-            place[part] = inner = {"name": inner} if isinstance(inner, str) else inner
-            if not isinstance(inner, dict):
-                raise FedeveError(f"{part} is not a table", got=assignment, do=f"set {part} itself")
-            place = inner
-        place[path[-1]] = _value(text.strip())
+        put(result, path, _value(text.strip()))
     return result
+
+
+def put(table: Table, path: list[str], value: Any) -> None:
+    """Set a key, given by its path through the tables, in place."""
+    for part in path[:-1]:
+        inner = table.get(part, {})
+        # `method = "fedeve"` is short for a table with a name.
+        table[part] = inner = {"name": inner} if isinstance(inner, str) else inner
+        if not isinstance(inner, dict):
+            raise FedeveError(f"{part} is not a table", got=".".join(path), do=f"set {part} itself")
+        table = inner
+    table[path[-1]] = value
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,20 @@ class Plan:
     local: LocalWork
     plain: Table
 
-    def build(self) -> Run:
-        """Load the data and make the run."""
-        return Run(method=self.method, data=self.dataset.load(), local=self.local, **self.plain)
+    def build(self, data: FederatedData | None = None) -> Run:
+        """Make the run, on data that was loaded already or is loaded now."""
+        return Run(method=self.method, data=data or self.dataset.load(), local=self.local, **self.plain)
+
+    def describe(self) -> Table:
+        """What the run's `describe()` will say, without loading its data."""
+        given = {field.name: self.plain.get(field.name, field.default) for field in dataclasses.fields(Run)}
+        return {
+            **settings.as_kept(Run, {key: given[key] for key in _PLAIN}),
+            "model": {"name": self.plain["model"], **self.plain["model_options"]},
+            "method": {"name": self.method.name, **dataclasses.asdict(self.method)},
+            "local": dataclasses.asdict(self.local),
+            "data": {"name": self.dataset.name, **dataclasses.asdict(self.dataset)},
+        }
 
 
 def check(table: Mapping[str, Any]) -> Plan:
@@ -139,8 +155,8 @@ def _table(key: str, value: Any) -> Table:
     return value
 
 
-def _copy(table: Mapping[str, Any]) -> Table:
-    return {key: _copy(value) if isinstance(value, dict) else value for key, value in table.items()}
+def copy(table: Mapping[str, Any]) -> Table:
+    return {key: copy(value) if isinstance(value, dict) else value for key, value in table.items()}
 
 
 def _value(text: str) -> Any:

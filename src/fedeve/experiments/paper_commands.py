@@ -1,0 +1,110 @@
+"""`fedeve paper`: the paper's tables, each one command. What they are is in `paper_tables.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .sweep_commands import Assignments, Options, play, with_options
+
+paper_app = typer.Typer(help="The paper's tables, each as a sweep.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@paper_app.command("list")
+def list_tables(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """List the tables that can be made, with how much there is to run.
+
+    Example: fedeve paper list
+    """
+    from . import paper_tables
+
+    listed: list[dict[str, Any]] = []
+    for table in paper_tables.TABLES.values():
+        sweep = paper_tables.build(table)
+        runs, rounds = len(sweep.points), sum(point.rounds for point in sweep.points)
+        needs = list(dict.fromkeys(column.data for column in table.columns))
+        rows = list(dict.fromkeys(point.row for point in sweep.points))
+        columns = list(dict.fromkeys(point.column for point in sweep.points))
+        about = {"name": table.name, "title": table.title, "about": table.about, "rows": rows, "columns": columns}
+        listed.append({**about, "runs": runs, "rounds": rounds, "data": needs, "notes": sweep.notes})
+    if as_json:
+        print(json.dumps(listed))
+        return
+    for entry in listed:
+        print(f"{entry['name']}: {entry['title']}; {entry['about']}")
+        print(f"    {entry['runs']} runs of {entry['rounds']:,} rounds in all, on {', '.join(entry['data'])}")
+        print(f"    rows: {', '.join(entry['rows'])}")
+        print(f"    columns: {'; '.join(entry['columns'])}")
+        for note in entry["notes"]:
+            print(f"    note: {note}")
+    print("Try one on embedded data first: fedeve paper table1 --tiny --out paper/tiny")
+
+
+Seeds = Annotated[int, typer.Option(help="How many of the paper's five seeds.", min=1, max=5)]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(help="Only these, e.g. fedeve or 'SCAFFOLD (released)'; with commas or given more than once."),
+]
+Only = Annotated[
+    list[str] | None, typer.Option(help="Only these columns: cifar100, natural, dirichlet-0.1, E=3, ...; as --methods.")
+]
+Data = Annotated[
+    str | None, typer.Option(help="A data set in place of FEMNIST, e.g. mnist or glyphs; labelled as what it is.")
+]
+Tiny = Annotated[bool, typer.Option("--tiny", help="The same table on embedded data, in under a minute.")]
+Rounds = Annotated[int | None, typer.Option(help="Rounds of every run, instead of the paper's.", min=1)]
+Root = Annotated[str | None, typer.Option(help="Folder of the data files; FEDEVE_DATA unless set.")]
+
+
+def _command(name: str) -> Callable[..., None]:
+    @with_options
+    def make(
+        out: Annotated[Path, typer.Option(help="Folder of the sweep.")] = Path("paper") / name,
+        seeds: Seeds = 5,
+        methods: Methods = None,
+        only: Only = None,
+        data: Data = None,
+        tiny: Tiny = False,
+        rounds: Rounds = None,
+        root: Root = None,
+        assignments: Assignments = None,
+        *,
+        options: Options,
+    ) -> None:
+        from . import paper_tables
+
+        sweep = paper_tables.build(
+            paper_tables.TABLES[name],
+            seeds=min(seeds, 2) if tiny else seeds,
+            methods=_split(methods),
+            only=_split(only),
+            data=data,
+            tiny=tiny,
+            root=root,
+            assignments=[*(assignments or ()), *([] if rounds is None else [f"rounds={rounds}"])],
+        )
+        play(sweep, out, options)
+
+    return make
+
+
+def _split(values: list[str] | None) -> list[str]:
+    return [part.strip() for value in values or () for part in value.split(",") if part.strip()]
+
+
+_HELP = {
+    "table1": "Table 1: every method on FEMNIST and CIFAR-100, by partition.",
+    "table2": "Table 2: every method on MovieLens-1M.",
+    "table3": "Table 3: every method on FEMNIST, by partition and local epochs.",
+    "gain": "The gain of FedEve by partition and local epochs, which the paper shows as box plots.",
+}
+for _name, _help in _HELP.items():
+    _example = f"Example: fedeve paper {_name} --seeds 1 --budget 25m --out paper/{_name}"
+    _end = "Exit code: 0 all runs are finished, 1 some failed, 3 the budget ended first; the same command goes on."
+    paper_app.command(_name, help=f"{_help}\n\n{_end}\n\n{_example}")(_command(_name))

@@ -1,0 +1,243 @@
+"""`fedeve sweep`: shows what is to be done, calibrates, plays, and says how it ended. `fedeve paper` ends here too."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from .sweep import Sweep
+    from .sweep_folder import SweepFolder
+
+Out = Annotated[Path, typer.Option(help="Folder of the sweep.")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of every run, e.g. local.lr=0.05.")
+]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sweep is played, as options of its command; nothing here changes its numbers but their last bits."""
+
+    budget: Annotated[
+        str | None, typer.Option(help="Stop cleanly before this time is up, e.g. 25m; the same command goes on.")
+    ] = None
+    engine: Annotated[str, typer.Option(help="auto, reference, lanes, or ray for the machines of a cluster.")] = "auto"
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    threads: Annotated[int, typer.Option(help="CPU threads; last bits of the numbers may depend on it.", min=1)] = 1
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints of a run.", min=0)] = 10.0
+    width: Annotated[int | None, typer.Option(help="Lanes of a pool; fixed when a sweep begins.", min=1)] = None
+    retry: Annotated[bool, typer.Option("--retry", help="Try failed runs again.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False
+    no_calibration: Annotated[
+        bool, typer.Option("--no-calibration", help="Start at once, without an expected time.")
+    ] = False
+    track: Annotated[
+        list[str] | None, typer.Option(help="Send curves to tensorboard, wandb or mlflow; may be given repeatedly.")
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that has every field of `Options` as an option of its own, and gets them together as `options`."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "options"]
+    hints = get_type_hints(Options, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(Options)
+    ]
+    signature = inspect.Signature([*own, *shared])
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        options = Options(**{field.name: bound.arguments.pop(field.name) for field in fields(Options)})
+        command(**bound.arguments, options=options)
+
+    wrapped.__signature__ = signature  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    return wrapped
+
+
+@with_options
+def sweep(
+    config: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="What to vary; see docs/sweeps.md.")],
+    out: Out,
+    assignments: Assignments = None,
+    *,
+    options: Options,
+) -> None:
+    """Play every run of a grid, go on where an earlier session stopped, and keep all records in one folder.
+
+    Exit code: 0 all runs are finished, 1 some failed, 3 the budget ended first.
+
+    Example: fedeve sweep examples/sweep.toml --out sweeps/first --budget 25m
+    """
+    from . import sweep as sweeps
+
+    play(sweeps.read(config, assignments=assignments or ()), out, options)
+
+
+def play(chosen: Sweep, out: Path, options: Options) -> None:
+    """Show a sweep, play what is left of it, and end with the exit code that tells how it went."""
+    from ..store import locked
+    from . import trackers
+    from .sweep_clock import parse_seconds
+    from .sweep_folder import SweepFolder
+
+    started = time.monotonic()
+    until = None if options.budget is None else started + _usable(parse_seconds(options.budget), len(chosen.points))
+    say = _silent if options.as_json else _say
+    folder = SweepFolder(out, chosen)
+    trackers.check(options.track or ())
+    if options.dry_run:
+        _show(folder, say, as_json=options.as_json)
+        return
+    with ExitStack() as stack:
+        stack.enter_context(_stoppable(out))
+        stack.enter_context(locked(out))
+        folder.open(engine=_engine(folder, options), width=options.width)
+        if options.retry:
+            for point in chosen.points:
+                if folder.status(point).state == "failed":
+                    folder.forgive(point)
+        _show(folder, say, as_json=False)
+        if not folder.unfinished():
+            say("All runs that have not failed are finished.")
+        else:
+            _play(folder, options, until, say)
+        folder.save()  # its metrics are known now
+    _end(folder, say, as_json=options.as_json)
+
+
+def _play(folder: SweepFolder, options: Options, until: float | None, say: Callable[[str], None]) -> None:
+    from . import trackers
+    from .sweep_clock import words
+    from .sweep_play import Player
+    from .sweep_view import Board, watching
+
+    ray = options.engine == "ray"
+    player = Player(folder, _silent, options.device, options.threads, options.checkpoint_every, until)
+    points = folder.unfinished()
+    per_round: dict[str, float] = {}
+    if not options.no_calibration and not ray:
+        say("Calibrating ...")
+        per_round = player.calibrate(points)
+        board = Board(folder, folder.statuses(), per_round)
+        if board.time_left is not None:
+            say(f"Expected: {words(board.time_left)} on this machine.")
+    board = Board(folder, folder.statuses(), per_round)
+    with trackers.tracking(options.track or (), folder) as track, watching(board, as_json=options.as_json) as watch:
+
+        def tell(event: dict[str, object]) -> None:
+            watch(event)
+            track(event)
+
+        player.tell = tell
+        if ray:
+            from .sweep_ray import play_on_cluster
+
+            with redirect_stdout(sys.stderr):  # where Ray's own messages belong; the view has its stream already
+                play_on_cluster(player, points)
+        else:
+            player.play(points)
+
+
+def _usable(budget: float, num_runs: int) -> float:
+    """What is left of a budget for playing: looking at all records once more at the end takes time too."""
+    return budget - min(1 + 0.005 * num_runs, budget / 10)
+
+
+def _engine(folder: SweepFolder, options: Options) -> str:
+    """The engine that plays: what an earlier session had, unless one is asked for."""
+    from ..engines.loop import choose_engine
+
+    stored = folder.stored_engine()
+    if options.engine == "ray":
+        from .sweep_ray import connect
+
+        return stored or connect(options.device)
+    if options.engine == "auto" and stored is not None:
+        return stored
+    return choose_engine(options.engine)
+
+
+def _show(folder: SweepFolder, say: Callable[[str], None], *, as_json: bool) -> None:
+    """How many runs there are and in what state; as JSON, every run."""
+    from .sweep_folder import count
+
+    points, statuses = folder.sweep.points, folder.statuses()
+    found = count(statuses)
+    if as_json:
+        for point, status in zip(points, statuses, strict=True):
+            place = {"row": point.row, "column": point.column, "seed": point.seed}
+            print(json.dumps({"run": point.name, **place, "state": status.state, "reason": status.reason}))
+        return
+    rows, columns = (list(dict.fromkeys(names)) for names in zip(*((p.row, p.column) for p in points), strict=True))
+    seeds = list(dict.fromkeys(point.seed for point in points))
+    say(f"{folder.sweep.title}: {len(points)} runs")
+    say(f"  rows     {_list(rows)}")
+    say(f"  columns  {_list(columns)}")
+    say(f"  seeds    {_list([str(seed) for seed in seeds])}")
+    say("  " + ", ".join(f"{number} {state}" for state, number in found.items() if number))
+    for reason, names in folder.failures().items():
+        say(f"  failed: {_list(names)}: {reason}")
+
+
+def _list(names: list[str]) -> str:
+    shown = "; ".join(names[:12])
+    return shown + (f"; ... ({len(names)} in all)" if len(names) > 12 else "")
+
+
+def _end(folder: SweepFolder, say: Callable[[str], None], *, as_json: bool) -> None:
+    """Say how the sweep stands, and leave with the code that tells."""
+    from .sweep_folder import count
+
+    found = count(folder.statuses())
+    if as_json:
+        print(json.dumps({"event": "end", "out": str(folder.out), **found}))
+    say(", ".join(f"{number} {state}" for state, number in found.items() if number))
+    for reason, names in folder.failures().items():
+        say(f"failed: {_list(names)}: {reason}")
+    if found["failed"]:
+        say("Mend the cause and add --retry to try failed runs again.")
+    if found["begun"] or found["waiting"]:
+        say("The time is up; the same command goes on from here.")
+        raise typer.Exit(3)
+    if found["failed"]:
+        raise typer.Exit(1)
+    say(f"Records: {folder.out / 'runs'}; make a page of them with: fedeve report {folder.out}")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _silent(_: object) -> None: ...
+
+
+@contextmanager
+def _stoppable(out: Path) -> Iterator[None]:
+    """Ctrl-C or a polite kill ends with exit code 130, every run checkpointed."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"fedeve: stopped; the same command goes on with what is in {out}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,224 @@
+"""Playing a sweep's runs in this process: in pools of runs that share lanes, or one after another.
+
+What happens is told as events, plain tables that a view, a tracker or another process can read. A run that raises is
+written down as failed and the others go on; a disk that refuses stops them all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..data.federated import FederatedData
+from ..engines.loop import Progress, simulate
+from ..errors import FedeveError
+from ..record import DiskError
+from ..run import Run, choose_device
+from .config import Plan
+from .sweep import Point
+from .sweep_clock import SECONDS, Work, calibrate, work
+from .sweep_folder import SweepFolder
+
+Event = dict[str, Any]
+Tell = Callable[[Event], None]
+
+TOGETHER = 128  # runs in one pool at a time: each has its own state on the device, and files of its own
+_DATA_SETS = 8  # kept loaded at a time
+
+
+class DataSets:
+    """Data sets by their configuration, loaded once, since runs share lanes only on the very same data."""
+
+    def __init__(self) -> None:
+        self._loaded: OrderedDict[str, FederatedData | FedeveError] = OrderedDict()
+
+    def get(self, plan: Plan) -> FederatedData:
+        """The data of a plan; one that cannot be loaded raises the same error every time."""
+        key = json.dumps(plan.describe()["data"], sort_keys=True)
+        if key not in self._loaded:
+            try:
+                self._loaded[key] = plan.dataset.load()
+            except FedeveError as error:
+                self._loaded[key] = error
+            while len(self._loaded) > _DATA_SETS:
+                self._loaded.popitem(last=False)
+        self._loaded.move_to_end(key)
+        found = self._loaded[key]
+        if isinstance(found, FedeveError):
+            raise found
+        return found
+
+
+@dataclass
+class Player:
+    """Plays points into a sweep's folder until they are done or the time is up."""
+
+    folder: SweepFolder
+    tell: Tell
+    device: str = "auto"
+    threads: int = 1
+    checkpoint_every: float = 10.0
+    until: float | None = None
+    """A moment of `time.monotonic()`."""
+    datasets: DataSets = field(default_factory=DataSets)
+    preparing_took: float = 0.0
+    works: dict[tuple[Any, ...], Work] = field(default_factory=dict)
+
+    def play(self, points: list[Point]) -> None:
+        """Play these runs, as far as time allows."""
+        for some in batches(points, engine=self.folder.engine):
+            if self.has_time():
+                self.play_together(some)
+
+    def calibrate(self, points: list[Point]) -> dict[str, float]:
+        """Seconds a round of each run takes, by name: measured on one of each kind, none where it cannot be."""
+        measured: dict[str, float] = {}
+        result: dict[str, float] = {}
+        for some in batches(points, engine=self.folder.engine):
+            kind = _kind(some[0])
+            if kind not in measured and self.has_time():
+                measured[kind] = self._measure(some)
+            result |= {point.name: measured[kind] for point in some if kind in measured}
+        return result
+
+    def _measure(self, points: list[Point]) -> float:
+        width, runs = self._width(points), []
+        try:
+            for point in points:
+                runs.append(point.plan.build(self.datasets.get(point.plan)))
+                if sum(run.cohort for run in runs) >= (width or 1):
+                    break
+            # Of a small budget, calibrating takes a small part.
+            seconds = SECONDS if self.until is None else min(SECONDS, (self.until - time.monotonic()) / 50)
+            options = {"engine": self.folder.engine, "device": self.device}
+            return calibrate(runs, **options, threads=self.threads, width=width, seconds=seconds)
+        except DiskError:
+            raise
+        except Exception:  # the run that raises is named when it is played
+            return 0.0
+
+    def has_time(self) -> bool:
+        """Whether there is more time left than getting runs ready has taken."""
+        return self.until is None or time.monotonic() + self.preparing_took < self.until
+
+    def play_together(self, points: list[Point]) -> None:
+        """Play runs in one pool. When it raises, it is split until the run at fault is alone."""
+        begun = time.monotonic()
+        runs = {}
+        for point in points:
+            try:
+                runs[point] = point.plan.build(self.datasets.get(point.plan))
+            except FedeveError as error:
+                self._fail(point, error)
+        failure = self._try(runs, begun) if runs else None
+        if failure is not None and len(runs) == 1:
+            self._fail(next(iter(runs)), failure)
+        elif failure is not None:
+            half = len(runs) // 2
+            self.play_together(list(runs)[:half])
+            self.play_together(list(runs)[half:])
+
+    def _try(self, runs: dict[Point, Run], begun: float) -> Exception | None:
+        """Play runs and write down what they took; what one of them raised, if one did."""
+        for run in runs.values():
+            self.work(run)  # counted now, so that it takes no time when the time is up
+        session = _Session(self, runs, begun)
+        try:
+            self._simulate(list(runs), list(runs.values()), session)
+        except DiskError:
+            raise
+        except Exception as error:
+            return error
+        finally:
+            session.write()
+        return None
+
+    def _simulate(self, points: list[Point], runs: list[Run], session: _Session) -> None:
+        simulate(
+            runs,
+            engine=self.folder.engine,
+            device=self.device,
+            threads=self.threads,
+            width=self._width(points),
+            out=[self.folder.folder(point) for point in points],
+            resume="auto",
+            checkpoint_every=self.checkpoint_every,
+            until=self.until,
+            watch=session.watch,
+        )
+
+    def _width(self, points: list[Point]) -> int | None:
+        """On a GPU the last bits depend on it, so it is kept with the sweep; on a CPU it is the number of cores."""
+        return self.folder.widths[points[0].shares] if choose_device(self.device).type == "cuda" else None
+
+    def work(self, run: Run) -> Work:
+        """A run's work, counted once for all methods that have the same cohorts."""
+        key = (run.data.fingerprint, run.seed, run.rounds, run.cohort, run.dropout, run.empty, run.local)
+        if key not in self.works:
+            self.works[key] = work(run)
+        return self.works[key]
+
+    def _fail(self, point: Point, error: Exception) -> None:
+        words = str(error) if isinstance(error, FedeveError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(words.split())
+        self.folder.fail(point, reason)
+        self.tell({"event": "failed", "run": point.name, "reason": reason})
+
+
+class _Session:
+    """What one pool's runs did in this session: tells of every round, and shares the time out by the work done."""
+
+    def __init__(self, player: Player, runs: dict[Point, Run], begun: float) -> None:
+        self.player, self.runs, self.begun = player, runs, begun
+        self.points = list(runs)
+        self.first: dict[int, int] = {}
+        self.reached: dict[int, int] = {}
+
+    def watch(self, progress: Progress) -> None:
+        number, point = progress.number, self.points[progress.number]
+        if not self.first:
+            took = time.monotonic() - self.begun
+            self.player.preparing_took = max(self.player.preparing_took, took)
+        self.first.setdefault(number, progress.num_rounds - 1)
+        self.reached[number] = progress.num_rounds
+        event = {"event": "round", "run": point.name, "round": progress.num_rounds, "occupancy": progress.occupancy}
+        metrics = {key: value for key, value in (progress.line or {}).items() if isinstance(value, float)}
+        self.player.tell({**event, "metrics": metrics, "facts": progress.facts})
+        if progress.num_rounds == progress.run.rounds:
+            self.player.tell({"event": "finished", "run": point.name})
+
+    def write(self) -> None:
+        """The timing of every run that moved."""
+        seconds = time.monotonic() - self.begun
+        works = {number: self.player.work(self.runs[self.points[number]]) for number in self.reached}
+        moved = {n: works[n].steps[self.reached[n]] - works[n].steps[self.first[n]] for n in self.reached}
+        total = sum(moved.values()) or 1
+        for number, reached in self.reached.items():
+            self.player.folder.timed(
+                self.points[number],
+                seconds=float(seconds * moved[number] / total),
+                client_steps=int(works[number].steps[reached]),
+                examples=int(works[number].examples[reached]),
+            )
+
+
+def _kind(point: Point) -> str:
+    """Runs for which this is equal take about as long."""
+    config = point.config
+    return json.dumps([config[key] for key in ("model", "dtype", "cohort", "local")] + [config["data"]["name"]])
+
+
+def batches(points: list[Point], *, engine: str, together: int = TOGETHER) -> list[list[Point]]:
+    """Which runs are played together, in the order of their seeds, so that every cell has a first number early."""
+    order = {seed: number for number, seed in enumerate(dict.fromkeys(point.seed for point in points))}
+    points = sorted(points, key=lambda point: order[point.seed])
+    if engine != "lanes":
+        return [[point] for point in points]
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.shares, []).append(point)
+    return [group[n : n + together] for group in groups.values() for n in range(0, len(group), together)]

@@ -1,0 +1,158 @@
+"""The paper's tables as sweeps: every method with the authors' values, printed numbers beside their cells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweeping import fedeve
+
+from fedeve import FedeveError, Record
+from fedeve.experiments.paper_tables import SEEDS, TABLES, build
+from fedeve.experiments.sweep import Sweep
+from fedeve.experiments.sweep_folder import read_manifest
+
+ROWS = [
+    "FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "SCAFFOLD (released)", "FedOpt (FedAdam)", "FedEve",
+    "FedEve (released)",
+]  # fmt: skip
+
+
+def methods_of(sweep: Sweep, data: str) -> dict[str, dict[str, Any]]:
+    return {point.row: point.config["method"] for point in sweep.points if point.config["data"]["name"] == data}
+
+
+@pytest.mark.parametrize(("name", "columns"), [("table1", 7), ("table2", 1), ("table3", 12)])
+def test_a_table_is_every_method_in_every_setting_with_the_papers_seeds(name: str, columns: int) -> None:
+    sweep = build(TABLES[name])
+    cells = {(point.row, point.column, point.seed) for point in sweep.points}
+    assert len(cells) == len(sweep.points) == len(ROWS) * columns * 5
+    assert list(dict.fromkeys(point.row for point in sweep.points)) == ROWS
+    assert {point.seed for point in sweep.points} == {192, 225, 226, 230, 231} == set(SEEDS)
+
+
+def test_methods_have_the_authors_values_which_differ_by_data_set() -> None:
+    first = build(TABLES["table1"], seeds=1)
+    for data, tau in (("femnist", 3e-4), ("cifar100", 1e-4)):
+        found = methods_of(first, data)
+        assert found["FedOpt (FedAdam)"] == {
+            "name": "fedadam", "server_lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "tau": tau,
+        }  # fmt: skip
+        assert found["FedProx"]["mu"] == 1.0 and found["FedAvgM"]["beta"] == 0.9
+        assert found["SCAFFOLD"]["control"] == "paper" and found["SCAFFOLD (released)"]["control"] == "released"
+        assert found["FedEve"]["drift"] == "paper" and found["FedEve (released)"]["drift"] == "released"
+    movies = methods_of(build(TABLES["table2"], seeds=1), "movielens1m")
+    assert movies["FedProx"]["mu"] == 0.01 and movies["FedOpt (FedAdam)"]["tau"] == 1e-4
+
+
+def test_settings_are_the_presets_and_epochs_the_tables() -> None:
+    third = build(TABLES["table3"], seeds=1, methods=["fedavg"])
+    for point in third.points:
+        config = point.config
+        assert (config["rounds"], config["cohort"], config["empty"]) == (1500, 10, "keep")
+        assert point.column.endswith(f"E = {config['local']['epochs']}")
+        way = config["data"]["partition"]
+        assert way in point.column or f"Dirichlet {config['data']['alpha']:g}," in point.column
+    cifar = build(TABLES["table1"], seeds=1, only=["cifar100"], methods=["fedeve"])
+    assert {point.config["data"]["num_clients"] for point in cifar.points} == {100}
+    assert {point.config["model"]["name"] for point in cifar.points} == {"resnet18"}
+
+
+def test_every_printed_number_stands_beside_a_cell_of_ours() -> None:
+    count = {}
+    for name in ("table1", "table2", "table3"):
+        sweep = build(TABLES[name])
+        cells = {(point.row, point.column) for point in sweep.points}
+        placed = [
+            (row, column)
+            for by_row in sweep.printed.values()
+            for row, by_column in by_row.items()
+            for column in by_column
+        ]
+        assert set(placed) <= cells and set(sweep.printed) == set(sweep.metrics) and "as printed" in sweep.source
+        count[name] = len(placed)
+    assert count == {"table1": 8 * 7, "table2": 5 * 6, "table3": 8 * 12}  # SCAFFOLD is not printed in Table 2
+    first = build(TABLES["table1"]).printed["accuracy"]
+    assert (
+        first["FedEve"]["FEMNIST, Dirichlet 0.01"]
+        == [75.99, 1.61]
+        == first["FedEve (released)"]["FEMNIST, Dirichlet 0.01"]
+    )
+    assert build(TABLES["table2"]).printed["ndcg@10"]["FedEve"]["MovieLens-1M"] == [0.2407, 0.0037]
+    assert not build(TABLES["gain"]).printed
+
+
+def test_the_gain_is_fedeves_alone_in_four_partitions_and_three_epochs() -> None:
+    sweep = build(TABLES["gain"], seeds=1)
+    assert {point.row for point in sweep.points} == {"FedEve", "FedEve (released)"} and len(sweep.points) == 2 * 12
+
+
+def test_rows_and_columns_can_be_chosen() -> None:
+    some = build(TABLES["table1"], methods=["fedeve", "FedAvg"], only=["cifar100", "dirichlet-0.1"], seeds=2)
+    assert {(point.row, point.column) for point in some.points} == {
+        (row, "CIFAR-100, Dirichlet 0.1") for row in ("FedAvg", "FedEve", "FedEve (released)")
+    }
+    assert {point.row for point in build(TABLES["table2"], methods=["fedyogi"]).points} == {"FedOpt (FedYogi)"}
+    for wrong in ({"methods": ["fedevil"]}, {"only": ["cifar10"]}, {"data": "mnist", "tiny": True}, {"data": "mnst"}):
+        with pytest.raises(FedeveError):
+            build(TABLES["table1"], **wrong)  # type: ignore[arg-type]
+
+
+def test_a_stand_in_is_called_what_it_is_and_has_no_printed_number_beside_it() -> None:
+    sweep = build(TABLES["table1"], data="mnist", seeds=1, root="/data")
+    columns = {point.column for point in sweep.points}
+    assert "mnist in place of FEMNIST, Dirichlet 0.1" in columns and "CIFAR-100, Dirichlet 0.1" in columns
+    assert {column for row in sweep.printed["accuracy"].values() for column in row} == {
+        f"CIFAR-100, Dirichlet {alpha}" for alpha in ("1", "0.1", "0.01")
+    }
+    assert sweep.title.endswith("(mnist in place of FEMNIST)")
+    data = {json.dumps(p.config["data"], sort_keys=True) for p in sweep.points if "FEMNIST, natural" in p.column}
+    assert len(data) == 1 and '"num_clients": null' in data.pop()
+    glyphs = build(TABLES["gain"], data="glyphs", seeds=1, root="/data")
+    assert {point.config["data"]["num_writers"] for point in glyphs.points} == {3400}
+
+
+def test_paper_list_says_what_there_is() -> None:
+    text = fedeve("paper", "list").stdout
+    for word in ("table1", "table2", "table3", "gain", "280 runs", "SCAFFOLD (released)", "47.26", "NGCG for NDCG"):
+        assert word in text
+    listed = json.loads(fedeve("paper", "list", "--json").stdout)
+    assert [entry["name"] for entry in listed] == list(TABLES)
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "metric"),
+    [
+        ("table1", 7 * 8, "accuracy"),
+        ("table2", 8, "ndcg@10"),
+        pytest.param("table3", 12 * 8, "accuracy", marks=pytest.mark.slow),
+        pytest.param("gain", 12 * 2, "accuracy", marks=pytest.mark.slow),
+    ],
+)
+def test_a_tiny_table_goes_the_whole_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, runs: int, metric: str
+) -> None:
+    monkeypatch.setenv("FEDEVE_CACHE", str(tmp_path / "cache"))
+    ended = fedeve("paper", name, "--tiny", "--seeds", 1, "--out", tmp_path / "out")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    listed = read_manifest(tmp_path / "out")
+    assert len(listed["runs"]) == runs and metric in listed["metrics"] and "tiny" in listed["title"]
+    assert all("in place of" in run["column"] for run in listed["runs"])
+    for run in listed["runs"]:
+        record = Record.read(tmp_path / "out" / run["folder"] / "record.jsonl")
+        assert 0 <= record.final(metric) <= 1
+        assert ("gain" in record.lines[0]["facts"]) == run["row"].startswith("FedEve")
+
+
+def test_a_table_may_be_asked_for_in_parts_and_comes_together(tmp_path: Path) -> None:
+    ask = ("paper", "table1", "--tiny", "--seeds", 1, "--only", "cifar100", "--out", tmp_path / "out")
+    for method, finished in (("fedavg", 3), ("fedeve", 6), ("fedavg", 3)):
+        ended = fedeve(*ask, "--methods", method, "--no-calibration")
+        assert ended.returncode == 0 and f"{finished} finished" in ended.stdout
+    listed = read_manifest(tmp_path / "out")
+    assert {run["row"] for run in listed["runs"]} == {"FedAvg", "FedEve", "FedEve (released)"}
+    assert len(listed["runs"]) == 9
+    refused = fedeve("paper", "table2", "--tiny", "--out", tmp_path / "out")
+    assert refused.returncode == 2 and "holds another sweep" in refused.stderr
