@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from fedeve.data import glyphs
-from fedeve.experiments import demo, report, watching
+from fedeve.experiments import demo, demo_page, watching
 from fedeve.methods import kalman
 from fedeve.methods.bayes import GridFilter
 
@@ -53,13 +53,13 @@ def demo_() -> None:
     chosen = demo.runs(rounds=200, seeds=demo.SEEDS)
     groups = demo.play(chosen, out=Path("demo"), watching=lambda label: watching.watching(label=label))
     figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
-    report.draw_accuracy(axes, groups)
+    demo_page.draw_accuracy(axes, groups)
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(HERE / "demo.png", dpi=140)
-    for row in report.rows(groups, last=demo.last_rounds(200)):
+    for row in demo_page.rows(groups, last=demo.last_rounds(200)):
         print(row)
-    print(*report.sentences(groups, last=demo.last_rounds(200)), sep="\n")
+    print(*demo_page.sentences(groups, last=demo.last_rounds(200)), sep="\n")
 
 
 PICTURES = {"sheet": sheet, "filter": filter_, "demo": demo_}

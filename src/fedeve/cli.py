@@ -17,6 +17,7 @@ import typer
 
 from . import __version__
 from .errors import FedeveError
+from .report.commands import report
 
 if TYPE_CHECKING:
     from .record import Record
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The data sets that fedeve knows.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.command(name="report")(report)
 
 CITATION = """\
 @misc{shen2025fedeve,
@@ -74,7 +76,7 @@ def demo(
 
     Example: fedeve demo --out demo
     """
-    from .experiments import demo, report, watching
+    from .experiments import demo, demo_page, watching
 
     _writable(out)
     if not as_json:
@@ -93,9 +95,12 @@ def demo(
     print()
     _print_table(
         ["method", "accuracy", "best", f"rounds to {head}'s accuracy"],
-        [[r.label, report.accuracy_words(r), f"{r.best:.1f} %", r.reached] for r in report.rows(groups, last=last)],
+        [
+            [r.label, demo_page.accuracy_words(r), f"{r.best:.1f} %", r.reached]
+            for r in demo_page.rows(groups, last=last)
+        ],
     )
-    print("\n" + "\n".join(report.sentences(groups, last=last)))
+    print("\n" + "\n".join(demo_page.sentences(groups, last=last)))
     print(f"\nThe page with the curves, the gain and the drifts: {out / 'report.html'}")
 
 
