@@ -4,6 +4,17 @@ const DRIFTS = ["fact:period_drift", "fact:client_drift"];
 const BOTH = "both drifts";
 const printing = window.matchMedia("print");
 const panels = [];
+let arriving = null;
+
+/** Plotly is large: it is unpacked once the tables are there. The policy lets this script run by its checksum. */
+function plotting() {
+  arriving ??= unpacked("plotly").then((text) => {
+    const script = make("script");
+    script.textContent = text;
+    document.head.append(script);
+  });
+  return arriving;
+}
 
 /** Plotly reads tags in texts; names come from files, so none is let through. */
 const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
@@ -132,6 +143,10 @@ function layoutOf(panel, chart) {
 }
 
 function draw(panel, chart) {
+  if (!window.Plotly) {
+    plotting().then(() => draw(panel, chart));
+    return;
+  }
   const first = !chart.drawn;
   chart.drawn = true;
   const name = slug(`${panel.section.title} ${chart.quantity.value}`);
@@ -271,3 +286,4 @@ document.addEventListener("recolour", () => redrawAll(false));
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redrawAll(false));
 printing.addEventListener("change", () => redrawAll(printing.matches));
 document.documentElement.dataset.ready = "";
+setTimeout(plotting, 100); // so that it is there when somebody prints

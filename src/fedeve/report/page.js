@@ -1,7 +1,12 @@
 // The page's behaviour apart from curves: colours, sorting, tracing, exports, rounds to reach a value.
 
-const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (sign) => sign.charCodeAt(0));
-const data = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+/** The text packed into an element: gzip in base64. */
+function unpacked(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (sign) => sign.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+const data = JSON.parse(await unpacked("data"));
 
 /** An element with attributes and children; texts are texts, never markup. */
 function make(tag, attributes = {}, ...children) {

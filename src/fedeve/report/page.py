@@ -65,8 +65,8 @@ def render(results: Results, *, title: str, made: str) -> str:
         drawings=_drawings_html(found),
         notes=_notes(results, max(each["thinned"] for each in data)) if data else "",
         made=html.escape(made),
-        data=_packed({"palette": PALETTE, "sections": data}),
-        plotly=plotly,
+        data=_packed(json.dumps({"palette": PALETTE, "sections": data}, separators=(",", ":"), allow_nan=False)),
+        plotly=_packed(plotly),
         script=script,
     )
 
@@ -88,8 +88,7 @@ def _plotly() -> str:
             got=Words("no such package"),
             do="install it with: pip install 'fedeve[report]' (--format csv, md and tex work without)",
         ) from None
-    # A script ends where these letters stand, wherever that is.
-    return str(get_plotlyjs()).replace("</script", "<\\/script")
+    return str(get_plotlyjs())
 
 
 def _asset(name: str) -> str:
@@ -103,9 +102,8 @@ def _policy(*scripts: str) -> str:
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
 
 
-def _packed(value: Any) -> str:
-    """JSON, gzipped, in base64: less than half of it, and nothing in it can end the element it stands in."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+def _packed(text: str) -> str:
+    """A text gzipped and in base64: less than half of it, and nothing in it can end the element it stands in."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
