@@ -12,6 +12,7 @@ function plotting() {
     const script = make("script");
     script.textContent = text;
     document.head.append(script);
+    document.documentElement.dataset.plotly = "";
   });
   return arriving;
 }
@@ -133,9 +134,10 @@ function layoutOf(panel, chart) {
     font: { color: ink, size: 13, family: "system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif" },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     margin: { l: 58, r: 12, t: 8, b: 44 },
-    hovermode: "x unified", hoverlabel: { bgcolor: paper, bordercolor: soft, font: { color: ink, size: 12 }, namelength: -1 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: ink },
+    hovermode: "x unified", hoverdistance: -1, hoverlabel: { bgcolor: paper, bordercolor: soft, font: { color: ink, size: 12 }, namelength: -1 },
     legend: { orientation: "h", y: -0.17, yanchor: "top", x: 0, font: { size: 12 } }, showlegend: true,
-    xaxis: { ...axis, title: { text: "round", standoff: 6, font: { size: 13 } }, type: chart.logX.checked ? "log" : "linear" },
+    xaxis: { ...axis, unifiedhovertitle: { text: "round %{x}" }, title: { text: "round", standoff: 6, font: { size: 13 } }, type: chart.logX.checked ? "log" : "linear" },
     yaxis: { ...axis, title: { text: plain(title), standoff: 8, font: { size: 13 } }, ...scale(chart.logY) },
     uirevision: `${chart.quantity.value} ${chart.logX.checked} ${chart.logY.checked} ${panel.choice.value}`,
     ...(printing.matches ? { width: 660, height: 330 } : {}),
@@ -150,7 +152,8 @@ function draw(panel, chart) {
   const first = !chart.drawn;
   chart.drawn = true;
   const name = slug(`${panel.section.title} ${chart.quantity.value}`);
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+  // A list of our own, since plotly's holds a button that sends the chart to a server.
+  const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
     toImageButtonOptions: { format: "svg", filename: name } };
   const traces = allTraces(panel, chart);
   chart.plot.setAttribute("aria-label", `${chart.quantity.selectedOptions[0].textContent} over rounds, ${traces.filter((t) => t.showlegend !== false).length} lines`);
