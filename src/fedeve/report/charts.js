@@ -78,7 +78,8 @@ function bandOf(points, kind, logarithmic) {
 }
 
 /** Plotly's traces of one line: a band or single seeds, and the mean. */
-function tracesOf(panel, chart, line, name, quantity, look) {
+function tracesOf(panel, chart, line, quantity, look) {
+  const name = panel.names[line];
   const { section, view } = panel;
   const runs = runsOf(section, view, line, quantity);
   if (!runs.length) return [];
@@ -102,9 +103,9 @@ function tracesOf(panel, chart, line, name, quantity, look) {
   const digits = quantity.digits ? `.${quantity.digits}f` : ".3g";
   found.push({ ...common, x: points.map((p) => p.round), y: points.map((p) => p.middle), name: plain(name + unfinished),
     mode: points.length > 1 ? "lines" : "markers",
-    line: { color: look.colour, dash: look.dash, width: 2.2 }, marker: { color: look.colour },
+    line: { color: look.colour, dash: look.dash, width: look.width }, showlegend: look.legend, marker: { color: look.colour },
     customdata: points.map((p) => (p.count > 1 ? ` (${number(p.low, quantity)} to ${number(p.high, quantity)}, ${p.count} seeds)` : "")),
-    hovertemplate: `%{fullData.name} <b>%{y:${digits}}</b>%{customdata}<extra></extra>` });
+    hovertemplate: `%{fullData.name}${look.suffix} <b>%{y:${digits}}</b>%{customdata}<extra></extra>` });
   return found;
 }
 
@@ -114,18 +115,19 @@ function allTraces(panel, chart) {
   const { section } = panel;
   const both = chart.quantity.value === BOTH;
   const chosen = section.quantities.filter((each) => (both ? DRIFTS.includes(each.name) : each.name === chart.quantity.value));
-  return panel.names.flatMap((name, line) => chosen.flatMap((quantity, place) => {
-    const look = style(line);
+  return panel.names.flatMap((_, line) => chosen.flatMap((quantity, place) => {
+    const strong = panel.view[0] === "column" && line === section.chosen;
+    const look = { ...style(line), width: strong ? 3.2 : 2, legend: true, suffix: "" };
     // With two drifts in one chart the dash tells them apart, the colour still tells the line.
-    return tracesOf(panel, chart, line, both ? `${name}, ${quantity.title.split(" ")[0]}` : name, quantity,
-      both ? { ...look, dash: ["solid", "dot"][place] } : look);
+    if (both) Object.assign(look, { dash: ["solid", "dot"][place], legend: place === 0, suffix: [", period", ", client"][place] });
+    return tracesOf(panel, chart, line, quantity, look);
   }));
 }
 
 function layoutOf(panel, chart) {
   const [ink, soft, line, paper] = ["--ink", "--soft", "--line", "--paper"].map(css);
   const both = chart.quantity.value === BOTH;
-  const title = both ? "drift per parameter" : panel.section.quantities.find((each) => each.name === chart.quantity.value).title;
+  const title = both ? "drift per parameter (dotted: client)" : panel.section.quantities.find((each) => each.name === chart.quantity.value).title;
   // Plotly writes the digit alone between powers of ten; here every label of a logarithmic axis is a whole number.
   const small = both || chart.quantity.value.startsWith("fact:");
   const scale = (box) => (box.checked ? { type: "log", dtick: "D2", ...(small ? { tickformat: "~e" } : {}) } : { type: "linear" });
@@ -156,7 +158,7 @@ function draw(panel, chart) {
   const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
     toImageButtonOptions: { format: "svg", filename: name } };
   const traces = allTraces(panel, chart);
-  chart.plot.setAttribute("aria-label", `${chart.quantity.selectedOptions[0].textContent} over rounds, ${traces.filter((t) => t.showlegend !== false).length} lines`);
+  chart.plot.setAttribute("aria-label", `${chart.quantity.selectedOptions[0].textContent} over rounds, ${traces.filter((t) => t.customdata).length} lines`);
   Plotly.react(chart.plot, traces, layoutOf(panel, chart), config);
   if (!first) return;
   chart.plot.on("plotly_legendclick", (event) => {
@@ -219,8 +221,10 @@ function choose(panel) {
 /** The curves of a chart as they are drawn, smoothing included. */
 function curvesCsv(chart) {
   const quote = (text) => `"${String(text).replaceAll('"', '""')}"`;
-  const lines = chart.plot.data.filter((each) => each.showlegend !== false && each.visible === true)
-    .flatMap((each) => [...each.x].map((x, place) => [quote(unescaped(each.name)), x, each.y[place]].join(",")));
+  const lines = chart.plot.data.filter((each) => each.customdata && each.visible === true).flatMap((each) => {
+    const drift = chart.quantity.value === BOTH ? (each.line.dash === "dot" ? ", client" : ", period") : "";
+    return [...each.x].map((x, place) => [quote(unescaped(each.name) + drift), x, each.y[place]].join(","));
+  });
   return ["line,round,value", ...lines].join("\n") + "\n";
 }
 const unescaped = (text) => text.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..record import Record
 from .results import DONE, Entry, Section
-from .tables import Metric, metric_named
+from .tables import Metric, chosen_row, metric_named
 
 POINTS = 300
 DIGITS = 4
@@ -28,7 +28,7 @@ _FACTS = {
 
 def section_data(section: Section) -> dict[str, Any]:
     """A section for the page: its names, what can be drawn, and every run."""
-    rows, columns = section.rows, section.columns
+    rows, columns, chosen = section.rows, section.columns, chosen_row(section)
     grids = _Grids()
     runs = [
         {"row": rows.index(e.row), "column": columns.index(e.column), **_run(e, section, grids)}
@@ -37,6 +37,7 @@ def section_data(section: Section) -> dict[str, Any]:
     return {
         "rows": rows,
         "columns": columns,
+        "chosen": None if chosen is None else rows.index(chosen),
         "metrics": [_metric(metric_named(name)) for name in section.metrics],
         "quantities": _quantities(section),
         "last": section.last,

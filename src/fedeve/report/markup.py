@@ -64,10 +64,11 @@ def _head(titles: Iterable[str], *, ascending: Sequence[int] = (0,)) -> str:
     return f"<thead><tr>{''.join(cells)}</tr></thead>"
 
 
-def _block(title: str, table: str, *, aside: str = "") -> str:
+def _block(title: str, table: str, *, note: str, aside: str = "") -> str:
+    """A table under its title, with a note that does not scroll with it; title and note are markup."""
     return (
-        f'<div class="block"><div class="block-head"><h3>{escape(title)}</h3>{aside}</div>'
-        f'<div class="scroll">{table}</div></div>'
+        f'<div class="block"><div class="block-head"><h3>{title}</h3>{aside}</div>'
+        f'<div class="scroll">{table}</div><p class="soft">{note}</p></div>'
     )
 
 
@@ -82,13 +83,14 @@ def _table(section: Section, table: Table, place: int) -> str:
         last = f'<td data-sort="{rank}">{rank:.1f}</td>' if math.isfinite(rank) else '<td data-sort="">–</td>'
         body.append(f'<tr><th scope="row">{escape(row)}</th>{cells}{last}</tr>')
     head = _head(titles, ascending=(0, *lower, len(titles) - 1))
-    note = f"<caption>{escape(caption(section))}{_legend(table)}</caption>"
+    note = escape(caption(section)) + _legend(table)
     buttons = "".join(
         f'<button type="button" data-export="{kind}" data-table="{place}">{name}</button>'
         for kind, name in _EXPORTS.items()
     )
     aside = f'<div class="exports">Save as {buttons}</div>'
-    return _block(table.title, f"<table>{note}{head}<tbody>{''.join(body)}</tbody></table>", aside=aside)
+    text = f"<table>{head}<tbody>{''.join(body)}</tbody></table>"
+    return _block(escape(table.title), text, note=note, aside=aside)
 
 
 def _legend(table: Table) -> str:
@@ -129,7 +131,7 @@ def _beside(cell: Cell, heading: Heading) -> str:
         mark = "▲" if cell.difference > 0 else "▼"
         about, kind = f"beyond the seeds' noise of {heading.metric.show(cell.noise or 0)}", "outside"
     shown = f'<span class="{kind}" title="{escape(about)}">{difference} {mark}</span>'
-    return f'<div class="beside">{text} {shown}</div>'
+    return f'<div class="beside">{text}</div><div class="beside">{shown}</div>'
 
 
 def _reasons(cell: Cell) -> str:
@@ -150,12 +152,12 @@ def _tests(table: Table) -> str:
         cells = "".join(_test(table.cells[row, n].test, h.metric) for n, h in enumerate(table.headings))
         body.append(f'<tr><th scope="row">{escape(row)}</th>{cells}</tr>')
     note = (
-        f"<caption>Mean difference, {escape(chosen)} minus the row, over shared seeds; two-sided paired t test; Holm's "
-        "correction within the column. Bold: p (Holm) below 0.05. Five seeds are few.</caption>"
+        f"Mean difference, {escape(chosen)} minus the row, over shared seeds; two-sided paired t test; Holm's "
+        "correction within the column. Bold: p (Holm) below 0.05. Five seeds are few."
     )
     titles = ["method", *(heading.title for heading in table.headings)]
-    text = f"<table>{note}{_head(titles)}<tbody>{''.join(body)}</tbody></table>"
-    return _block(f"{chosen} against each other method: {table.title}", text)
+    text = f"<table>{_head(titles)}<tbody>{''.join(body)}</tbody></table>"
+    return _block(escape(f"{chosen} against each other method: {table.title}"), text, note=note)
 
 
 def _test(test: Comparison | None, metric: Metric) -> str:
@@ -185,7 +187,7 @@ _CURVES = """<div class="block curves"><div class="block-head"><h3>Curves</h3><d
 
 _REACH = """<div class="block reach"><div class="block-head"><h3>Rounds and examples to reach a value</h3>
 <div class="controls"><label>Metric <select></select></label><label>Value <input type="number" step="any"></label></div></div>
-<div class="scroll"></div></div>"""  # noqa: E501
+<div class="scroll"></div><p class="soft note"></p></div>"""  # noqa: E501
 
 
 def _runs(section: Section) -> str:
