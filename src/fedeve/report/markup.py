@@ -17,14 +17,16 @@ _EXPORTS = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
 
 def section_html(section: Section, found: Sequence[Table], *, number: int, heading: str) -> str:
     """One section: what it is, its tables and tests, the places for curves, and the list of its runs."""
+    shown = "".join(_table(section, table, place) for place, table in enumerate(found))
+    tests = "".join(_tests(table) for table in found if table.chosen is not None and len(table.rows) > 1)
     parts = [
         f"<h2>{escape(heading)}</h2>",
         f'<p class="soft">{escape(_counts(section))}</p>',
         _shared(section),
-        *(_table(section, table, place) for place, table in enumerate(found)),
-        *(_tests(table) for table in found if table.chosen is not None and len(table.rows) > 1),
+        f'<div class="tables">{shown}</div>',
         _CURVES if any(entry.record is not None and entry.record.lines for entry in section.entries) else "",
         _REACH if section.metrics and any(entry.state == DONE for entry in section.entries) else "",
+        f'<div class="tables">{tests}</div>',
         _runs(section),
     ]
     return f'<section id="section-{number}" data-section="{number}">{"".join(parts)}</section>'
