@@ -49,4 +49,4 @@ def build(folder: Path) -> None:
     (folder / "runs/nasty-192/failed.json").write_text(json.dumps({"reason": "<b>out of memory</b>"}))
     runs += [listed("runs/never", "SCAFFOLD", first, SEEDS[0])]
     printed = {"accuracy": {"FedEve": {first: [55.0, 0.5]}, "FedOpt": {first: [5.13, 0.0]}}}
-    write_sweep(folder, runs, printed=printed, source="a table that was made up for this test")
+    write_sweep(folder, runs, printed=printed, source="a table that was made up for this test", notes=["Not <real>."])

@@ -118,6 +118,7 @@ def test_tables_show_ours_beside_the_printed_with_states_and_reasons(opened: Ope
     text = tab.locator("table").first.inner_text()
     assert "failed: <b>out of memory</b>" in text and "not run" in text and "(2 of 3 seeds)" in text
     assert tab.locator("table").first.locator("td.best").count() == 2
+    assert tab.locator(".notes").inner_text() == "Not <real>."
     tests = tab.locator(".tables").nth(1).inner_text()
     assert "FedEve against each other method" in tests and "p 0." in tests and "Holm" in tests
 

@@ -1,4 +1,4 @@
-"""A page of 400 long runs: small enough to send, quick enough to open. The records are those of benchmarks/report.py."""
+"""A page of 400 long runs, made by benchmarks/report.py: small enough to send, quick enough to open."""
 
 from __future__ import annotations
 

@@ -86,6 +86,11 @@ def test_ranks_follow_the_good_end_and_equals_share_the_better_one() -> None:
     assert found.mean_rank("a") == 3
 
 
+def test_where_all_are_equal_none_is_the_best() -> None:
+    found = tables.tables(section(run("a", "x", 1, 0.5), run("b", "x", 1, 0.5)))[0]
+    assert [found.cells[row, 0].rank for row in "ab"] == [1, 1] and not any(cell.best for cell in found.cells.values())
+
+
 def test_a_run_that_diverged_has_a_mean_that_is_not_finite_and_no_rank() -> None:
     entries = [run("a", "x", 1, math.nan), run("a", "x", 2, 0.5), run("b", "x", 1, 0.1)]
     found = tables.tables(section(*entries))[0]

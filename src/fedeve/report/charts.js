@@ -23,10 +23,13 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 const faded = (colour, alpha) => colour + Math.round(255 * alpha).toString(16).padStart(2, "0");
 const isDark = () => getComputedStyle(document.documentElement).colorScheme === "dark";
 
-/** The colour and dash of a line, by its number. */
-function style(place) {
-  const colours = data.palette[isDark() ? "dark" : "light"];
-  return { colour: colours[place % colours.length], dash: data.palette.dashes[place % data.palette.dashes.length] };
+/** How a line is drawn: the chosen row, FedEve, in a colour of its own, the others in turn. */
+function style(panel, line) {
+  const [own, ...colours] = data.palette[isDark() ? "dark" : "light"];
+  const chosen = panel.view[0] === "column" ? panel.section.chosen : null;
+  if (line === chosen) return { colour: own, dash: "solid", width: 3.2 };
+  const place = chosen !== null && line > chosen ? line - 1 : line;
+  return { colour: colours[place % colours.length], dash: data.palette.dashes[place % data.palette.dashes.length], width: 2 };
 }
 
 /** A running mean over `width` points around each; gaps stay gaps. */
@@ -116,8 +119,7 @@ function allTraces(panel, chart) {
   const both = chart.quantity.value === BOTH;
   const chosen = section.quantities.filter((each) => (both ? DRIFTS.includes(each.name) : each.name === chart.quantity.value));
   return panel.names.flatMap((_, line) => chosen.flatMap((quantity, place) => {
-    const strong = panel.view[0] === "column" && line === section.chosen;
-    const look = { ...style(line), width: strong ? 3.2 : 2, legend: true, suffix: "" };
+    const look = { ...style(panel, line), legend: true, suffix: "" };
     // With two drifts in one chart the dash tells them apart, the colour still tells the line.
     if (both) Object.assign(look, { dash: ["solid", "dot"][place], legend: place === 0, suffix: [", period", ", client"][place] });
     return tracesOf(panel, chart, line, quantity, look);
@@ -127,7 +129,7 @@ function allTraces(panel, chart) {
 function layoutOf(panel, chart) {
   const [ink, soft, line, paper] = ["--ink", "--soft", "--line", "--paper"].map(css);
   const both = chart.quantity.value === BOTH;
-  const title = both ? "drift per parameter (dotted: client)" : panel.section.quantities.find((each) => each.name === chart.quantity.value).title;
+  const title = both ? "drift (dotted: client)" : panel.section.quantities.find((each) => each.name === chart.quantity.value).title;
   // Plotly writes the digit alone between powers of ten; here every label of a logarithmic axis is a whole number.
   const small = both || chart.quantity.value.startsWith("fact:");
   const scale = (box) => (box.checked ? { type: "log", dtick: "D2", ...(small ? { tickformat: "~e" } : {}) } : { type: "linear" });
@@ -192,9 +194,9 @@ function refresh(panel) {
 
 /** The boxes that show and hide lines: what the legends do, for the keyboard too. */
 function fillLines(panel) {
-  const dashes = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4", longdashdot: "11 3 2 3" };
+  const dashes = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4" };
   const swatch = (line) => {
-    const { colour, dash } = style(line);
+    const { colour, dash } = style(panel, line);
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
     Object.entries({ width: 30, height: 8, "aria-hidden": "true" }).forEach(([key, value]) => svg.setAttribute(key, value));

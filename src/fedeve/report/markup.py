@@ -24,6 +24,7 @@ def section_html(section: Section, found: Sequence[Table], *, number: int, headi
         f'<p class="soft">{escape(_counts(section))}</p>',
         _shared(section),
         f'<div class="tables">{shown}</div>',
+        _notes(section),
         _CURVES if any(entry.record is not None and entry.record.lines for entry in section.entries) else "",
         _REACH if section.metrics and any(entry.state == DONE for entry in section.entries) else "",
         f'<div class="tables">{tests}</div>',
@@ -39,6 +40,11 @@ def _counts(section: Section) -> str:
     steps = sum(entry.timing.get("client_steps", 0) for entry in section.entries)
     cost = f"; {_duration(seconds)} and {steps:,.0f} client-steps in all" if seconds else ""
     return f"{len(section.entries)} runs: {said}{cost}. From {section.folder}."
+
+
+def _notes(section: Section) -> str:
+    notes = "".join(f"<li>{escape(note)}</li>" for note in section.notes)
+    return f'<ul class="soft notes">{notes}</ul>' if notes else ""
 
 
 def _duration(seconds: float) -> str:

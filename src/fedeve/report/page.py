@@ -26,15 +26,13 @@ from .markup import section_html
 from .results import Results, Section
 from .tables import tables
 
-# Okabe & Ito: told apart by everybody; their yellow is left out, since it fades on white, and their blue is lighter on
-# dark. Dashes repeat with another period than colours, so that 42 lines differ, and in grey print the first six do.
+# Okabe & Ito: told apart by everybody; their yellow is left out, since it fades on white, and they are lighter on dark.
+# The first is FedEve's. Dashes repeat with another period than the other colours, so that thirty lines differ.
 PALETTE = {
-    "light": ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7F7F7F"],
-    "dark": ["#4C8DFF", "#E69F00", "#10B98A", "#E08FC0", "#7CCBFA", "#F0743A", "#A0A0A0"],
-    "dashes": ["solid", "dash", "dashdot", "dot", "longdash", "longdashdot"],
+    "light": ["#D55E00", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#7F7F7F"],
+    "dark": ["#F0743A", "#4C8DFF", "#E69F00", "#10B98A", "#E08FC0", "#7CCBFA", "#A0A0A0"],
+    "dashes": ["solid", "dash", "dashdot", "dot", "longdash"],
 }
-
-
 _FITTED = "svg { max-width: 100%; height: auto; display: block; margin: auto }"
 
 

@@ -60,6 +60,8 @@ class Section:
     printed: dict[str, dict[str, dict[str, tuple[float, float]]]] = field(default_factory=dict)
     printed_seeds: int = 5
     source: str = ""
+    notes: tuple[str, ...] = ()
+    """What a reader must know of these numbers, in sentences."""
 
     @property
     def rows(self) -> list[str]:
@@ -161,6 +163,7 @@ def _sweep(path: Path, last: int | None, told: _Told) -> Section:
             printed=_printed(table.get("printed") or {}),
             printed_seeds=int(table.get("printed_seeds", 5)),
             source=str(table.get("source", "")),
+            notes=tuple(map(str, table.get("notes") or ())),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, FedeveError):

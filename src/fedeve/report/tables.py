@@ -71,16 +71,14 @@ class Cell:
     deviation: float = math.nan
     """The sample standard deviation over seeds; NaN for one seed."""
     rank: int | None = None
+    best: bool = False
+    """First of its column, and not because all are equal."""
     printed: tuple[float, float] | None = None
     difference: float | None = None
     """Ours minus printed."""
     noise: float | None = None
     """Twice the standard error of that difference; None where a deviation is unknown."""
     test: Comparison | None = None
-
-    @property
-    def best(self) -> bool:
-        return self.rank == 1
 
     @property
     def within_noise(self) -> bool | None:
@@ -197,7 +195,9 @@ def _ranked(cells: Mapping[str, Cell], metric: Metric) -> dict[str, Cell]:
             return None
         return 1 + sum(metric.better(mean, cell.mean) for mean in means)
 
-    return {row: replace(cell, rank=rank(cell)) for row, cell in cells.items()}
+    ranks = {row: rank(cell) for row, cell in cells.items()}
+    worse = any(place != 1 for place in ranks.values() if place is not None)
+    return {row: replace(cell, rank=ranks[row], best=worse and ranks[row] == 1) for row, cell in cells.items()}
 
 
 def _tested(cells: Mapping[str, Cell], chosen: str, metric: Metric) -> dict[str, Cell]:
