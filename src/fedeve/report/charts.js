@@ -133,6 +133,7 @@ function layoutOf(panel, chart) {
   // Plotly writes the digit alone between powers of ten; here every label of a logarithmic axis is a whole number.
   const small = both || chart.quantity.value.startsWith("fact:");
   const scale = (box) => (box.checked ? { type: "log", dtick: "D2", ...(small ? { tickformat: "~e" } : {}) } : { type: "linear" });
+  const few = Math.max(0, ...panel.section.grids.map((grid) => grid.at(-1) ?? 0)) <= 12; // there is no round 2.5
   const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, exponentformat: "power", showspikes: false };
   return {
     font: { color: ink, size: 13, family: "system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif" },
@@ -141,7 +142,8 @@ function layoutOf(panel, chart) {
     modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: ink },
     hovermode: "x unified", hoverdistance: -1, hoverlabel: { bgcolor: paper, bordercolor: soft, font: { color: ink, size: 12 }, namelength: -1 },
     legend: { orientation: "h", y: -0.17, yanchor: "top", x: 0, font: { size: 12 } }, showlegend: true,
-    xaxis: { ...axis, unifiedhovertitle: { text: "round %{x}" }, title: { text: "round", standoff: 6, font: { size: 13 } }, type: chart.logX.checked ? "log" : "linear" },
+    xaxis: { ...axis, unifiedhovertitle: { text: "round %{x}" }, title: { text: "round", standoff: 6, font: { size: 13 } }, type: chart.logX.checked ? "log" : "linear",
+      ...(few && !chart.logX.checked ? { dtick: 1 } : {}) },
     yaxis: { ...axis, title: { text: plain(title), standoff: 8, font: { size: 13 } }, ...scale(chart.logY) },
     uirevision: `${chart.quantity.value} ${chart.logX.checked} ${chart.logY.checked} ${panel.choice.value}`,
     ...(printing.matches ? { width: 660, height: 330 } : {}),
