@@ -121,6 +121,8 @@ def test_tables_show_ours_beside_the_printed_with_states_and_reasons(opened: Ope
     assert tab.locator(".notes").inner_text() == "Not <real>."
     tests = tab.locator(".tables").nth(1).inner_text()
     assert "FedEve against each other method" in tests and "p 0." in tests and "Holm" in tests
+    tab.locator(".tables").nth(1).locator("button.value").first.click()
+    assert tab.locator("dialog summary").count() == 2 * len(SEEDS)
 
 
 @pytest.mark.browser
@@ -263,6 +265,9 @@ def test_rounds_to_reach_a_value_follow_the_readers_value(opened: Opener, writte
     expected = sum(firsts) / len(firsts)
     examples = float(f"{expected * 5 * 60:.3g}")  # five clients a round, sixty examples each, three digits
     assert cell.startswith(f"{int(expected + 0.5)} rounds") and f"≈ {examples:,.0f} examples" in cell
+    tab.locator(".reach tbody tr").first.locator("button").first.click()
+    assert tab.locator("dialog summary").count() == len(SEEDS)
+    tab.keyboard.press("Escape")
     tab.locator(".reach input").fill("100.5")
     assert "not reached" in tab.locator(".reach tbody tr").first.inner_text()
 

@@ -10,7 +10,7 @@ from html import escape
 from .exports import caption, printed_words, words
 from .labels import shared
 from .results import DAMAGED, DONE, FAILED_RUN, Entry, Section
-from .tables import Cell, Comparison, Heading, Metric, Table, metric_named
+from .tables import Cell, Heading, Metric, Table, metric_named
 
 _EXPORTS = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
 
@@ -18,7 +18,7 @@ _EXPORTS = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
 def section_html(section: Section, found: Sequence[Table], *, number: int, heading: str) -> str:
     """One section: what it is, its tables and tests, the places for curves, and the list of its runs."""
     shown = "".join(_table(section, table, place) for place, table in enumerate(found))
-    tests = "".join(_tests(table) for table in found if table.chosen is not None and len(table.rows) > 1)
+    tests = "".join(_tests(section, table) for table in found if table.chosen is not None and len(table.rows) > 1)
     parts = [
         f"<h2>{escape(heading)}</h2>",
         f'<p class="soft">{escape(_counts(section))}</p>',
@@ -83,10 +83,9 @@ def _block(title: str, table: str, *, note: str, aside: str = "") -> str:
 def _table(section: Section, table: Table, place: int) -> str:
     titles = ["method", *(heading.title for heading in table.headings), "mean rank"]
     lower = [n + 1 for n, heading in enumerate(table.headings) if heading.metric.lower_is_better]
-    places = {id(entry): number for number, entry in enumerate(section.entries)}
     body = []
     for row in table.rows:
-        cells = "".join(_cell(table.cells[row, n], h, row, places) for n, h in enumerate(table.headings))
+        cells = "".join(_cell(section, table.cells[row, n], h, row) for n, h in enumerate(table.headings))
         rank = table.mean_rank(row)
         last = f'<td data-sort="{rank}">{rank:.1f}</td>' if math.isfinite(rank) else '<td data-sort="">–</td>'
         body.append(f'<tr><th scope="row">{escape(row)}</th>{cells}{last}</tr>')
@@ -107,10 +106,18 @@ def _legend(table: Table) -> str:
     return " Ours minus printed: ≈ within the seeds' noise, ▲ ▼ beyond it, ? unknown with one seed."
 
 
-def _cell(cell: Cell, heading: Heading, row: str, places: dict[int, int]) -> str:
-    runs = " ".join(str(places[id(entry)]) for entry in cell.entries)
-    title = escape(f"{row}, {heading.column}: {heading.metric.title}", quote=True)
-    value = f'<button type="button" class="value" data-runs="{runs}" data-title="{title}">{escape(words(cell, heading))}</button>'  # noqa: E501
+def _traced(section: Section, entries: Iterable[Entry], text: str, title: str) -> str:
+    """A number as a button that shows the runs behind it."""
+    wanted = set(map(id, entries))
+    runs = " ".join(str(number) for number, entry in enumerate(section.entries) if id(entry) in wanted)
+    return (
+        f'<button type="button" class="value" data-runs="{runs}" data-title="{escape(title)}">{escape(text)}</button>'
+    )
+
+
+def _cell(section: Section, cell: Cell, heading: Heading, row: str) -> str:
+    title = f"{row}, {heading.column}: {heading.metric.title}"
+    value = _traced(section, cell.entries, words(cell, heading), title)
     rank = f'<span class="rank" title="rank in this column">{cell.rank}</span>' if cell.rank else ""
     number = repr(cell.mean) if math.isfinite(cell.mean) else ""
     kind = " ".join(_kinds(cell))
@@ -149,7 +156,7 @@ def _reasons(cell: Cell) -> str:
     return "".join(f'<div class="reason bad">{escape(reason)}</div>' for reason in reasons)
 
 
-def _tests(table: Table) -> str:
+def _tests(section: Section, table: Table) -> str:
     """The chosen row against every other."""
     chosen = table.chosen or ""
     others = [row for row in table.rows if row != chosen]
@@ -157,7 +164,7 @@ def _tests(table: Table) -> str:
         return ""
     body = []
     for row in others:
-        cells = "".join(_test(table.cells[row, n].test, h.metric) for n, h in enumerate(table.headings))
+        cells = "".join(_test(section, table, row, n) for n in range(len(table.headings)))
         body.append(f'<tr><th scope="row">{escape(row)}</th>{cells}</tr>')
     note = (
         f"Mean difference, {escape(chosen)} minus the row, over shared seeds; two-sided paired t test; Holm's "
@@ -168,11 +175,15 @@ def _tests(table: Table) -> str:
     return _block(escape(f"{chosen} against each other method: {table.title}"), text, note=note)
 
 
-def _test(test: Comparison | None, metric: Metric) -> str:
+def _test(section: Section, table: Table, row: str, number: int) -> str:
+    heading, chosen = table.headings[number], table.chosen or ""
+    test, metric = table.cells[row, number].test, heading.metric
     if test is None:
         return '<td class="none" data-sort="">no shared seed</td>'
     sort = repr(test.difference) if math.isfinite(test.difference) else ""
-    shown = metric.show_difference(test.difference) if sort else "not finite"
+    entries = [*table.cells[chosen, number].entries, *table.cells[row, number].entries]
+    text = metric.show_difference(test.difference) if sort else "not finite"
+    shown = _traced(section, entries, text, f"{chosen} and {row}, {heading.column}: {metric.title}")
     if math.isnan(test.p):
         why = "one seed" if test.num_seeds == 1 else f"{test.num_seeds} seeds, no spread"
         return f'<td data-sort="{sort}">{shown}<div class="beside">{why}</div></td>'
@@ -203,7 +214,7 @@ def _runs(section: Section) -> str:
     metrics = [metric_named(name) for name in section.metrics]
     titles = ["method", "column", "seed", "state", "rounds", *(m.title for m in metrics)]
     titles += ["time, s", "client-steps", "steps/s", "examples", "record"]
-    body = "".join(_run(section, entry, n, metrics) for n, entry in enumerate(section.entries))
+    body = "".join(_run(section, entry, metrics) for entry in section.entries)
     name = f"All {len(section.entries)} runs: results, time, client-steps, records"
     return (
         f'<details class="runs"><summary>{name}</summary><p class="filter"><label>Only those with the words '
@@ -212,9 +223,8 @@ def _runs(section: Section) -> str:
     )
 
 
-def _run(section: Section, entry: Entry, number: int, metrics: Sequence[Metric]) -> str:
-    title = escape(f"{entry.row}, {entry.column}, seed {entry.seed}", quote=True)
-    seed = f'<button type="button" class="value" data-runs="{number}" data-title="{title}">{entry.seed}</button>'
+def _run(section: Section, entry: Entry, metrics: Sequence[Metric]) -> str:
+    seed = _traced(section, [entry], str(entry.seed), f"{entry.row}, {entry.column}, seed {entry.seed}")
     state = escape(entry.state + (f": {entry.reason}" if entry.reason else ""))
     rounds = int(entry.record.evaluated[-1]) if entry.record and entry.record.lines else None
     cells = [

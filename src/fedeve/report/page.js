@@ -86,6 +86,7 @@ function described(section, run) {
   }
   const versions = Object.entries(header.versions || {}).map(([name, version]) => `${name} ${version}`).join(", ");
   const facts = pairs({
+    run: `${section.rows[run.row]}, ${section.columns[run.column]}`,
     state: run.state + (run.reason ? `: ${run.reason}` : ""),
     seed: run.seed,
     record: run.record,
@@ -104,7 +105,7 @@ function described(section, run) {
   const config = JSON.stringify(header.config, null, 1);
   const name = `run-${slug(section.rows[run.row])}-${run.seed}.json`;
   return make("details", { open: section.opened === run },
-    make("summary", {}, `seed ${run.seed}: ${run.state}`), facts,
+    make("summary", {}, `seed ${run.seed}: ${run.state}${section.several ? `, ${section.rows[run.row]}` : ""}`), facts,
     make("p", { class: "soft" }, `Configuration; saved as a file, fedeve run ${name} --out FOLDER runs it again. `,
       make("button", { type: "button", onclick: () => download(name, config, "application/json") }, "Save")),
     make("pre", {}, config));
@@ -113,6 +114,7 @@ function described(section, run) {
 function trace(section, runs, title) {
   document.getElementById("trace-title").textContent = title;
   section.opened = runs[0];
+  section.several = new Set(runs.map((run) => run.row)).size > 1;
   document.getElementById("trace-body").replaceChildren(
     ...(runs.length ? runs.map((run) => described(section, run)) : [make("p", {}, "No run was planned here.")]));
   if (!dialog.open) dialog.showModal();
@@ -165,7 +167,10 @@ function reachCell(section, metric, goal, row, column) {
   const rounds = mean(found.map((each) => each.round));
   const examples = mean(found.map((each) => each.examples));
   const some = found.length < runs.length ? ` (${found.length} of ${runs.length} seeds)` : "";
-  return make("td", { "data-sort": found.length < runs.length ? "" : rounds }, `${grouped(rounds)} rounds${some}`,
+  const places = runs.map((run) => section.runs.indexOf(run)).join(" ");
+  const title = `${section.rows[row]}, ${section.columns[column]}: rounds to ${goal}`;
+  return make("td", { "data-sort": found.length < runs.length ? "" : rounds },
+    make("button", { type: "button", class: "value", "data-runs": places, "data-title": title }, `${grouped(rounds)} rounds${some}`),
     Number.isFinite(examples) ? make("div", { class: "beside" }, `≈ ${grouped(Number(examples.toPrecision(3)))} examples`) : null);
 }
 
