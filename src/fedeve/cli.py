@@ -19,6 +19,7 @@ from . import __version__
 from .errors import FedeveError
 from .experiments.paper_commands import paper_app
 from .experiments.sweep_commands import sweep
+from .report.commands import report
 
 if TYPE_CHECKING:
     from .record import Record
@@ -35,6 +36,7 @@ data_app = typer.Typer(help="The data sets that fedeve knows.", no_args_is_help=
 app.add_typer(data_app, name="data")
 app.command()(sweep)
 app.add_typer(paper_app, name="paper")
+app.command(name="report")(report)
 
 CITATION = """\
 @misc{shen2025fedeve,
@@ -84,7 +86,7 @@ def demo(
 
     Example: fedeve demo --out demo
     """
-    from .experiments import demo, report, watching
+    from .experiments import demo, demo_page, watching
 
     _writable(out)
     if not as_json:
@@ -103,9 +105,12 @@ def demo(
     print()
     _print_table(
         ["method", "accuracy", "best", f"rounds to {head}'s accuracy"],
-        [[r.label, report.accuracy_words(r), f"{r.best:.1f} %", r.reached] for r in report.rows(groups, last=last)],
+        [
+            [r.label, demo_page.accuracy_words(r), f"{r.best:.1f} %", r.reached]
+            for r in demo_page.rows(groups, last=last)
+        ],
     )
-    print("\n" + "\n".join(report.sentences(groups, last=last)))
+    print("\n" + "\n".join(demo_page.sentences(groups, last=last)))
     print(f"\nThe page with the curves, the gain and the drifts: {out / 'report.html'}")
 
 

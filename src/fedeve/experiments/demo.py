@@ -19,7 +19,7 @@ from ..engines.loop import Watcher, simulate
 from ..local import LocalWork
 from ..record import Record
 from ..run import Run
-from .report import write_report
+from .demo_page import write_report
 
 METHODS = {"FedAvg": "fedavg", "FedAvgM": "fedavgm", "FedEve": "fedeve"}
 SEEDS = (192, 225, 226, 230, 231)  # the paper's

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedeve import FedAvg, FedEve, Record, simulate
-from fedeve.experiments.report import rows, sentences, write_report
+from fedeve.experiments.demo_page import rows, sentences, write_report
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars")

@@ -1,4 +1,4 @@
-"""One self-contained page that compares methods: a table, accuracy curves, the Kalman gain and both drifts.
+"""The demo's page: one static file with a table, accuracy curves, the Kalman gain and both drifts.
 
 Everything on it is computed from records. The figures are inline SVG whose ink is the page's text colour, so that the
 page reads in light, in dark and in print; nothing is fetched.
@@ -91,7 +91,7 @@ def sentences(groups: Groups, *, last: int) -> list[str]:
 def write_report(path: Path, groups: Groups, *, title: str, setting: str, last: int, footer: str = "") -> None:
     """Write the page."""
     table = rows(groups, last=last)
-    page = Template(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    page = Template(resources.files(__package__).joinpath("demo_page.html").read_text(encoding="utf-8"))
     first, one_seed = table[0].label, max(map(len, groups.values())) == 1
     content = page.substitute(
         title=html.escape(title),

@@ -1,0 +1,95 @@
+"""`fedeve report`: from folders to a page or to an export, thin around the library."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import FedeveError, unknown
+
+FORMATS = ("html", "csv", "md", "tex")
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with records somewhere below: of runs or of sweeps.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write; report.html unless set.")] = None,
+    kind: Annotated[
+        str | None, typer.Option("--format", help="html, csv, md or tex; by the ending of --out unless set.")
+    ] = None,
+    title: Annotated[str, typer.Option(help="The page's title.")] = "",
+    last: Annotated[
+        int | None,
+        typer.Option(help="Average over so many last rounds; as the sweep says, or 100.", min=1),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Make one self-contained page of runs: tables, tests, curves, figures; or export the tables.
+
+    A damaged record is named, marked on the page, and makes the exit code 1; the other runs are shown all the same.
+
+    Example: fedeve report runs --out report.html
+    """
+    from .. import __version__
+    from ..record import write_atomically
+    from . import exports, page, results
+
+    chosen = _kind(kind, out)
+    path = out or Path(f"report.{chosen}")
+    found = results.read(folders, last=last, watch=None if as_json else _telling())
+    _make_folder(path.parent)
+    if chosen == "html":
+        titles = dict.fromkeys(section.title for section in found.sections)
+        made = f"fedeve {__version__}, {date.today()}. Made by: fedeve report {' '.join(map(str, folders))}"
+        page.write_page(path, found, title=title or ", ".join(titles) or "Figures", made=made)
+    else:
+        write_atomically(path, exports.export(chosen, found.sections).encode())
+    num_runs = sum(len(section.entries) for section in found.sections)
+    if as_json:
+        print(json.dumps({"done": True, "out": str(path), "runs": num_runs, "problems": found.problems}))
+    else:
+        print(f"{path}: {num_runs} runs, {path.stat().st_size / 1e6:.1f} MB")
+    for problem in found.problems:
+        print(f"fedeve: {problem}", file=sys.stderr)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def _make_folder(folder: Path) -> None:
+    from ..record import cannot_write
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def _telling() -> Callable[[int, int], None]:
+    """Says every two seconds how many records were read; a short work stays silent."""
+    said = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > 2.0:
+            said = time.monotonic()
+            print(f"read {done} of {total} records", flush=True)
+
+    return tell
+
+
+def _kind(kind: str | None, out: Path | None) -> str:
+    """The format that was asked for, or the one the file's name ends in."""
+    if kind is None and out is not None and out.suffix[1:] not in FORMATS:
+        raise FedeveError(
+            "cannot tell the format", got=str(out), do="end --out in .html, .csv, .md or .tex, or set --format"
+        )
+    chosen = kind or (out.suffix[1:] if out else "html")
+    if chosen not in FORMATS:
+        raise unknown("format", chosen, FORMATS)
+    return chosen
