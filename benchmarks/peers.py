@@ -232,6 +232,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="only contestants whose names begin so; not saved")
     told = parser.parse_args()
     chosen = [c for c in CONTESTANTS if c.name.lower().startswith(tuple(word.lower() for word in told.only))]
+    if not chosen:
+        parser.error(
+            f"nobody's name begins with {' or '.join(told.only)}; there are: {', '.join(c.name for c in CONTESTANTS)}"
+        )
     load = [round(value, 2) for value in os.getloadavg()]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder, "work.npz")

@@ -8,7 +8,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.nn.functional import cross_entropy
-from work import Work
+from work import LeNet5, Work
 
 app = ClientApp()
 
@@ -24,7 +24,7 @@ def train(message: Message, context: Context) -> Message:
     """One epoch of SGD on the data of the client that this node is."""
     work = common_work(str(message.content["config"]["work"]))
     x, y = work.clients[int(context.node_config["partition-id"])]
-    model = work.model()
+    model = LeNet5(len(work.weights["head.5.bias"]))
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimiser = torch.optim.SGD(model.parameters(), lr=work.lr)
     for rows in torch.randperm(len(y)).split(work.batch):
