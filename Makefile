@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-flower test-sweep lint format bench clean
+.PHONY: help demo test test-all test-flower test-sweep lint format bench bench-peers clean
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
@@ -55,7 +55,12 @@ bench: $(READY)  ## speed, on this machine, into benchmarks/results (MovieLens o
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/femnist.py build
+	$(BIN)/python benchmarks/lanes.py
+	$(BIN)/python benchmarks/scale.py
 	@if [ -n "$$FEDEVE_DATA" ]; then $(BIN)/python benchmarks/movielens.py; else echo "FEDEVE_DATA is not set: no MovieLens"; fi
 
+bench-peers: $(READY)  ## pfl and Flower beside ours on the same work, in environments of their own (PEERS='--repeats 1')
+	$(BIN)/python benchmarks/peers.py $(PEERS)
+
 clean:  ## remove what was made
-	rm -rf $(VENV) .venv-flower .venv-sweep build dist demo *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist demo *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
