@@ -64,13 +64,15 @@ class Seat:
         self.number, self.run, self.memory = number, run, memory
         self.state, self.num_rounds = position.state, position.num_rounds
         self.parts: list[Part] = []
+        self.rows: dict[int, Indices] = {}
         self.waiting: deque[tuple[Part, int]] = deque()
 
     def open_round(self) -> None:
         """Sample the next cohort and send to it."""
         sent, silent = self.run.method.send(self.state), self.run.silent_in(self.num_rounds)
-        clients = [c for c in self.run.cohort_of(self.num_rounds).tolist() if c not in silent]
-        sizes = self.run.data.sizes
+        self.rows = self.run.dealt(self.num_rounds)
+        clients = [client for client in self.rows if client not in silent]
+        sizes = {client: len(rows) for client, rows in self.rows.items()}
         self.parts = []
         for first in range(0, len(clients), CHUNK):
             some = clients[first : first + CHUNK]
@@ -121,7 +123,7 @@ class Seat:
         if not weight:
             return self.state, {}, weight
         parts = [part.summary(places) for part, places in zip(self.parts, good, strict=True) if places]
-        return *self.run.method.step(self.state, Summary.merged(parts)), weight
+        return *self.run.server.step(self.state, Summary.merged(parts)), weight
 
 
 @dataclasses.dataclass
@@ -240,7 +242,7 @@ def _fill(pool: Pool, lanes: list[Client | None], playing: deque[Seat]) -> None:
             if free and seat.waiting:
                 part, place = seat.waiting.popleft()
                 client = part.clients[place]
-                rows, run = seat.run.data.rows(client), seat.run
+                rows, run = seat.rows[client], seat.run
                 plan = local.plan(run.local, len(rows), seed=run.seed, round=seat.num_rounds, client=client)
                 lane = free.pop(0)
                 lanes[lane] = Client(seat, part, place, np.where(plan >= 0, rows[plan], -1))

@@ -148,7 +148,7 @@ class Book:
         self.every, self.saved_at = every, time.monotonic()
         start = engine.starts[number]
         self.memory = Memory(self.run.method.remembers, like=start)
-        self.position = Position(0, self.run.method.init(start, num_clients=self.run.data.num_clients))
+        self.position = Position(0, self.run.server.init(start, num_clients=self.run.data.num_clients))
         if store is not None and resume:
             self.position, self.record = store.restore(self.position, self.memory)
             _refuse_other_engine(self.record, engine.name)
