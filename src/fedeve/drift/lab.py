@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from .. import methods
 from ..data import datasets
@@ -58,7 +60,7 @@ SIZES = {
     ),
     "quick": Size(
         data="mnist", num_clients=1000, natural=True, model="lenet5", rounds=80, cohort=10, lr=0.05, eval_every=5,
-        last=20, trace_rounds=300, trace_clients=100,
+        last=20, trace_rounds=150, trace_clients=100,
     ),
     "paper": Size(
         data="femnist", num_clients=3400, natural=True, model="lenet5", rounds=1500, cohort=10, lr=0.01, eval_every=10,
@@ -81,6 +83,17 @@ def size(name: str, **changes: Any) -> Size:
         natural = given["data"] in ("glyphs", "femnist", "mnist", "movielens1m")
         chosen = dataclasses.replace(chosen, natural=natural, data_options={})
     return chosen
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One CPU thread for a while: small models gain nothing from two, and two collapse beside a busy process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 Watching = Callable[[str], AbstractContextManager[Watcher | None]]
@@ -135,13 +148,14 @@ class Lab:
 
     def run(self, data: FederatedData, method: str, **options: Any) -> Run:
         """A run of this size on some data."""
-        size, chosen = self.size, {"epochs": 1, "seed": self.size.seeds[0]} | options
-        local = LocalWork(lr=size.lr, batch=20, epochs=chosen.pop("epochs"))
+        size, epochs = self.size, options.pop("epochs", 1)
         # Empty clients are kept, as in the paper: then a round has as many examples on average whatever alpha is.
-        return Run(
-            method=methods.create(method), data=data, model=size.model, rounds=size.rounds, cohort=size.cohort,
-            local=local, eval_every=size.eval_every, empty="keep", **chosen,
-        )  # fmt: skip
+        defaults: dict[str, Any] = {
+            "model": size.model, "rounds": size.rounds, "cohort": size.cohort, "eval_every": size.eval_every,
+            "empty": "keep", "seed": size.seeds[0],
+        }  # fmt: skip
+        local = LocalWork(lr=size.lr, batch=20, epochs=epochs)
+        return Run(method=methods.create(method), data=data, local=local, **(defaults | options))
 
     def play(self, name: str, build: Callable[[], Run], *, label: str) -> Record:
         """The record of a run, from its folder if it is there, gone on with if it is unfinished, else from the start."""

@@ -1,0 +1,149 @@
+"""Traces: both drifts of a model's gradients, round after round, while it trains or at a point where it stands.
+
+In a round, period drift is the cohort's gradient minus the full one, client drift one client's minus the cohort's,
+and SGD's noise the gradient of an iid batch with as many examples as the cohort has, minus the full one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import seeds
+from ..data.federated import FederatedData
+from ..engines.reference import Reference
+from ..errors import FedeveError
+from ..memory import Memory
+from ..run import Run
+from .objectives import ModelObjective
+
+Vectors = NDArray[np.float32]
+Tell = Callable[[int], None]
+_LARGEST = 2**31  # bytes of gradients held at once
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Vectors over T rounds, each [T, D]: what is asked of them later decides what they are good for."""
+
+    full: Vectors
+    """The full gradient of every round."""
+    period: Vectors
+    """Cohort's gradient minus the full one."""
+    client: Vectors
+    """One client's gradient minus its cohort's."""
+    batch: Vectors
+    """An iid batch's gradient minus the full one."""
+
+    def pick(self, number: int, *, seed: int = 0) -> NDArray[np.int64]:
+        """So many parameters drawn among those whose gradient is not always zero."""
+        alive = np.flatnonzero(np.abs(self.period).max(0) > 0)
+        if not len(alive):
+            raise FedeveError("no parameter's gradient ever moves", got=0, do="trace more clients or another model")
+        return np.sort(seeds.generator(seed, "traced").choice(alive, size=min(number, len(alive)), replace=False))
+
+
+def some_clients(data: FederatedData, number: int, *, seed: int = 0) -> FederatedData:
+    """The federation of so many of its clients with data, drawn uniformly; all of them if it has fewer."""
+    if number >= len(data.with_data):
+        return data
+    chosen = np.sort(seeds.generator(seed, "some clients").choice(data.with_data, size=number, replace=False))
+    parts = [data.rows(client) for client in chosen.tolist()]
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+    return dataclasses.replace(data, order=np.concatenate(parts), offsets=offsets)
+
+
+def trace_training(run: Run, *, device: str = "cpu", tell: Tell | None = None) -> Trace:
+    """The traces of a run's rounds, each at the parameters the round begins with."""
+    objective = ModelObjective(
+        run.data, run.model, model_options=dict(run.model_options), seed=run.seed, dtype=run.dtype, device=device
+    )
+    _refuse_large(4 * run.rounds, len(objective.start))
+    player = Reference(run, torch.device(device))
+    memory, state = (
+        Memory(run.method.remembers, like=player.start),
+        run.method.init(player.start, num_clients=run.data.num_clients),
+    )
+    out = _Rows(run.rounds, len(player.start))
+    unwatched = dataclasses.replace(run, watch_drift=False)
+    player.run = unwatched
+    turns = player.play(state, memory, 0)
+    place = {int(client): number for number, client in enumerate(objective.clients)}
+    params = player.start
+    for round in range(run.rounds):
+        cohort = [place[client] for client in run.cohort_of(round).tolist() if client in place]
+        grads = {client: objective.loss_and_gradient(client, params)[1] for client in cohort}
+        others = [k for k in range(len(objective.weights)) if k not in grads]
+        total = sum((float(objective.weights[k]) * grad for k, grad in grads.items()), torch.zeros_like(params))
+        rest = np.concatenate([run.data.rows(int(objective.clients[k])) for k in others] or [np.empty(0, np.int64)])
+        if len(rest):  # the full gradient is the mean over all rows, and the cohort's part of it is known already
+            total = total + len(rest) * objective.on_rows(rest, params)[1]
+        full = total / float(objective.weights.sum())
+        num_examples = int(sum(objective.weights[k] for k in cohort))
+        if cohort:
+            out.put(round, full, torch.stack(list(grads.values())), _batch(objective, params, num_examples, run.seed, round))
+        turn = next(turns)
+        memory.put(turn.writes)
+        params = turn.state.params
+        if tell is not None:
+            tell(round + 1)
+    return out.trace()
+
+
+def trace_standing(
+    objective: ModelObjective, params: Tensor | None = None, *, rounds: int, cohort: int, seed: int = 0
+) -> Trace:
+    """The traces of cohorts at one point: every client's gradient is computed once, so rounds cost nothing."""
+    where = objective.start if params is None else params
+    _refuse_large(len(objective.weights) + 4 * rounds, len(where))
+    grads = torch.stack([objective.loss_and_gradient(k, where)[1] for k in range(len(objective.weights))])
+    shares = torch.as_tensor(objective.weights / objective.weights.sum(), dtype=grads.dtype)
+    full = shares @ grads
+    out = _Rows(rounds, len(where))
+    for round in range(rounds):
+        chosen = seeds.cohort(len(grads), cohort, seed=seed, round=round)
+        num_examples = int(objective.weights[chosen].sum())
+        out.put(round, full, grads[chosen], _batch(objective, where, num_examples, seed, round))
+    return out.trace()
+
+
+def _batch(objective: ModelObjective, params: Tensor, num_examples: int, seed: int, round: int) -> Tensor:
+    """The gradient of as many rows as a cohort has, drawn from all clients' together without replacement."""
+    rng = seeds.generator(seed, round, "iid batch")
+    rows = rng.choice(objective.data.order, size=min(num_examples, len(objective.data.order)), replace=False)
+    return objective.on_rows(rows, params)[1]
+
+
+class _Rows:
+    """Collects the vectors of rounds; a round in which nobody had data leaves none."""
+
+    def __init__(self, rounds: int, dim: int) -> None:
+        self.arrays = [np.zeros((rounds, dim), dtype=np.float32) for _ in range(4)]
+        self.kept: list[int] = []
+
+    def put(self, round: int, full: Tensor, grads: Tensor, batch: Tensor) -> None:
+        mean = grads.mean(0)
+        vectors = (full, mean - full, grads[0] - mean, batch - full)
+        for array, vector in zip(self.arrays, vectors, strict=True):
+            array[round] = vector.cpu().numpy()
+        self.kept.append(round)
+
+    def trace(self) -> Trace:
+        if not self.kept:
+            raise FedeveError("nobody had data in any round", got=0, do="trace more rounds or larger cohorts")
+        return Trace(*(array[self.kept] for array in self.arrays))
+
+
+def _refuse_large(count: int, dim: int) -> None:
+    if 4 * count * dim > 4 * _LARGEST:
+        raise FedeveError(
+            "so many gradients do not fit into memory",
+            got=f"{count} of {dim} numbers",
+            do="trace fewer rounds or a smaller model",
+        )
