@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import __version__
+from .drift import paper_figures
+from .drift.commands import drift_app
 from .errors import FedeveError
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The data sets that fedeve knows.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(drift_app, name="drift")
+paper_app = typer.Typer(help="The paper's figures.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(paper_app, name="paper")
+paper_figures.add(paper_app)
 
 CITATION = """\
 @misc{shen2025fedeve,

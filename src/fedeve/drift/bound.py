@@ -86,9 +86,7 @@ def bound(bowl: Bowl, *, gain: float, size: int, rounds: int, start: Floats) -> 
     return 2 * bowl.smoothness * bowl.gap(start) / rounds + bound_error(bowl, gain=gain, size=size)
 
 
-def simulated_error(
-    bowl: Bowl, *, gain: float, size: int, rounds: int = 2000, seed: int = 0
-) -> tuple[float, float]:
+def simulated_error(bowl: Bowl, *, gain: float, size: int, rounds: int = 2000, seed: int = 0) -> tuple[float, float]:
     """The same floor by playing rounds with real cohorts: the mean of the later half and its standard error."""
     middle, count, dim = bowl.centres.mean(0), *bowl.centres.shape
     params, momentum, seen = middle.copy(), np.zeros(dim), np.empty(rounds)

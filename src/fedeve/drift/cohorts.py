@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +120,8 @@ def cohort_distance(
         if num_cohorts < 2:
             raise FedeveError("a standard error needs cohorts", got=num_cohorts, do="draw 2 or more")
         cohorts = _drawn(count, size, num_cohorts, seed)
-    distances = np.concatenate([_distances(vectors - target, within, part) for part in cohorts])
+    squared = _lengths(vectors - target)
+    distances = np.concatenate([squared(within[part], part) for part in cohorts])
     error = 0.0 if chosen == "enumeration" else float(distances.std(ddof=1) / math.sqrt(len(distances)))
     return Estimate(float(distances.mean()), error, chosen, len(distances), count)
 
@@ -176,17 +177,26 @@ def _drawn(count: int, size: int, number: int, seed: int) -> Iterator[NDArray[np
         yield cohorts[start : start + step]
 
 
-def _distances(centred: Floats, within: Floats, cohorts: NDArray[np.int64]) -> Floats:
-    """[C] squared lengths of the cohorts' weighted means of centred vectors."""
-    weight = within[cohorts]
-    weight = weight / weight.sum(1, keepdims=True)
+def _lengths(centred: Floats) -> Callable[[Floats, NDArray[np.int64]], Floats]:
+    """The function from weights [C, S] and cohorts [C, S] to the squared lengths [C] of their weighted means."""
     if centred.shape[1] > len(centred):
         # Lengths follow from inner products, and those are far fewer than the numbers in long vectors.
         inner = centred @ centred.T
-        return np.einsum("cs,cst,ct->c", weight, inner[cohorts[:, :, None], cohorts[:, None, :]], weight)
-    out = np.empty(len(cohorts))
-    step = max(_CHUNK // (cohorts.shape[1] * max(centred.shape[1], 1)), 1)
-    for start in range(0, len(cohorts), step):
-        part = slice(start, start + step)
-        out[part] = np.square(np.einsum("cs,csd->cd", weight[part], centred[cohorts[part]])).sum(1)
-    return out
+
+        def from_products(weight: Floats, cohorts: NDArray[np.int64]) -> Floats:
+            share = weight / weight.sum(1, keepdims=True)
+            products = inner[cohorts[:, :, None], cohorts[:, None, :]]
+            return np.asarray((share * (products @ share[:, :, None])[:, :, 0]).sum(1))
+
+        return from_products
+
+    def directly(weight: Floats, cohorts: NDArray[np.int64]) -> Floats:
+        share, out = weight / weight.sum(1, keepdims=True), np.empty(len(cohorts))
+        step = max(_CHUNK // (cohorts.shape[1] * max(centred.shape[1], 1)), 1)
+        for start in range(0, len(cohorts), step):
+            part = slice(start, start + step)
+            mean = (share[part][:, None, :] @ centred[cohorts[part]])[:, 0]
+            out[part] = np.square(mean).sum(1)
+        return out
+
+    return directly

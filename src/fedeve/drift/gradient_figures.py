@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy import stats
 
-from ..data.federated import FederatedData
 from ..record import write_atomically
+from ..run import Run
 from .directions import directions
 from .gaussianity import Normality, normality, quantiles
 from .lab import Clock, Lab
@@ -33,32 +33,29 @@ def traced(lab: Lab, title: str, options: dict[str, Any]) -> Arrays:
     """What both figures need of a partition's traces, from the folder if it is there."""
     path = lab.out / "traces" / f"{title.replace(' ', '-')}.npz"
     few = some_clients(lab.data(**options), lab.size.trace_clients, seed=lab.size.seeds[0])
-    run = lab.run(few, "fedavg", watch_drift=False)
-    key = f"{run.identity()} {lab.size.trace_rounds} {lab.size.trace_params}"
+    cohort = min(lab.size.cohort, len(few.with_data))
+    run = lab.run(few, "fedavg", rounds=lab.size.trace_rounds, cohort=cohort, eval_every=1, empty="skip")
+    key = f"{run.identity()} {lab.size.trace_params}"
     if path.exists():
         with np.load(path, allow_pickle=False) as stored:
             found = dict(stored)
         if str(found.get("key")) == key:
             return found
-    arrays = _make(lab, title, few) | {"key": np.array(key)}
+    arrays = _make(lab, title, run) | {"key": np.array(key)}
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
     Path(path.parent).mkdir(parents=True, exist_ok=True)
     write_atomically(path, buffer.getvalue())
     return arrays
 
 
-def _make(lab: Lab, title: str, few: FederatedData) -> Arrays:
-    size, seed = lab.size, lab.size.seeds[0]
-    cohort = min(size.cohort, len(few.with_data))
-    run = lab.run(few, "fedavg", rounds=size.trace_rounds, cohort=cohort, empty="skip", watch_drift=False)
-    clock = Clock(f"gradients, {title}", size.trace_rounds, lab.tell)
-    moving = trace_training(run, tell=clock)
-    out = _stored("training", moving, size.trace_params)
-    lab.tell(f"gradients at one point, {title}")
-    objective = ModelObjective(few, size.model, seed=seed, dtype="float32")
-    standing = trace_standing(objective, rounds=size.trace_rounds, cohort=cohort, seed=seed)
-    return out | _stored("standing", standing, size.trace_params) | {"clients": np.array(len(few.with_data))}
+def _make(lab: Lab, title: str, run: Run) -> Arrays:
+    clock = Clock(f"gradients, {title}", run.rounds, lab.tell)
+    out = _stored("training", trace_training(run, tell=clock), lab.size.trace_params)
+    clock = Clock(f"gradients at one point, {title}", run.rounds, lab.tell)
+    objective = ModelObjective(run.data, run.model, seed=run.seed, dtype="float32")
+    standing = trace_standing(objective, rounds=run.rounds, cohort=run.cohort, seed=run.seed, tell=clock)
+    return out | _stored("standing", standing, lab.size.trace_params)
 
 
 def _stored(mode: str, trace: Trace, number: int) -> Arrays:
@@ -101,10 +98,10 @@ def gaussian(lab: Lab) -> Drawing:
     return Drawing(
         name="gaussian",
         title="Are the drifts of parameters normal?",
-        caption=f"{size.data}, FedAvg, {size.model}, {len(next(iter(found.values()))['training/period'])} rounds in a "
-        f"federation of up to {size.trace_clients} clients, {size.cohort} a round. Per partition: one parameter's drifts "
-        "with the normal of their mean and deviation, their quantiles beside the normal's, and D'Agostino-Pearson "
-        f"p-values of {size.trace_params} parameters while training (line) and at the untrained model (dashed).",
+        caption=f"{size.data}, FedAvg, {size.model}, {size.trace_rounds} rounds in a federation of up to "
+        f"{size.trace_clients} clients, {size.cohort} a round. Per partition: one parameter's drifts with the normal "
+        "of their mean and deviation, their quantiles beside the normal's, and D'Agostino-Pearson p-values of "
+        f"{size.trace_params} parameters while training (line) and at the untrained model (dashed).",
         reading="If drifts were normal, histograms would follow their curves, quantiles the diagonal, and only 5 % of "
         "the p-values would lie left of the dotted line. While training, the test rejects "
         f"{_span(shares['period'])} of the parameters' period drifts and {_span(shares['client'])} of their client "
@@ -132,7 +129,7 @@ def _draw_gaussian(figure: Figure, found: dict[str, Arrays], tests: dict[tuple[s
             grid = np.linspace(values.min(), values.max(), 200)
             axes.plot(grid, stats.norm(values.mean(), spread).pdf(grid), color="black", linewidth=1)
             p_value = tests[title, "training", drift].p_values[0]
-            axes.set_title(f"{title}: {drift}, p = {p_value:.2g}")
+            axes.set_title(f"{title}\n{drift} drift, p = {p_value:.2g}")
             axes.set_yticks([])
             axes.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
             theory, sample = quantiles(values)
@@ -169,13 +166,13 @@ def noise(lab: Lab) -> Drawing:
     return Drawing(
         name="noise",
         title="Period drift is not the noise of SGD",
-        caption=f"{lab.size.data}, FedAvg, {lab.size.model}: gradients of each round's cohort, and of iid batches of as "
-        "many examples, minus the full gradient. Effective rank: in about how many directions the noise of all rounds "
-        "points; autocorrelation: how much of it comes back some rounds later (bars: two standard errors).",
+        caption=f"{lab.size.data}, FedAvg, {lab.size.model}: gradients of each round's cohort, and of iid batches of "
+        "as many examples, minus the full gradient. Effective rank: in about how many directions the noise of all "
+        "rounds points; autocorrelation: how much of it comes back some rounds later (bars: two standard errors).",
         reading="The same number of examples in both: what differs is that a cohort's come from few clients. On the "
         f"last partition ({worst}) period drift is {value['period', 'square'] / value['batch', 'square']:.0f} times as "
-        f"large as the batches' noise and points in about {value['period', 'effective_rank']:.0f} directions instead of "
-        f"{value['batch', 'effective_rank']:.0f}, while from round to round its mean cosine is "
+        f"large as the batches' noise and points in about {value['period', 'effective_rank']:.0f} directions instead "
+        f"of {value['batch', 'effective_rank']:.0f}, while from round to round its mean cosine is "
         f"{value['period', 'cosine']:+.3f} (batches: {value['batch', 'cosine']:+.3f}).",
         width=8.5,
         height=5.2,
@@ -206,7 +203,7 @@ def _draw_noise(figure: Figure, found: dict[str, Arrays]) -> None:
         axes.set_xlim(-0.5, len(found) - 0.5)
     panels[0, 0].set(yscale="log", title="mean squared length")
     panels[0, 0].legend()
-    panels[0, 1].set(title="effective rank", ylim=(0, None))
+    panels[0, 1].set(title="effective rank", ylim=(0, 1.1 * panels[0, 1].get_ylim()[1]))
     panels[1, 0].axhline(0, color="black", linewidth=0.8)
     panels[1, 0].set(title="cosine between successive gradients", ylim=(None, 1))
     panels[1, 1].axhline(0, color="black", linewidth=0.8)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from .. import methods
 from ..data import datasets
@@ -59,8 +60,8 @@ SIZES = {
         alphas=(1.0, 0.01), epochs=(1, 2), trace_rounds=40, trace_clients=20, trace_params=20, num_cohorts=200,
     ),
     "quick": Size(
-        data="mnist", num_clients=1000, natural=True, model="lenet5", rounds=80, cohort=10, lr=0.05, eval_every=5,
-        last=20, trace_rounds=150, trace_clients=100,
+        data="mnist", num_clients=1000, natural=True, model="lenet5", rounds=40, cohort=10, lr=0.05, eval_every=4,
+        last=12, trace_rounds=100, trace_clients=60,
     ),
     "paper": Size(
         data="femnist", num_clients=3400, natural=True, model="lenet5", rounds=1500, cohort=10, lr=0.01, eval_every=10,
@@ -91,7 +92,8 @@ def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with threadpool_limits(1):  # numpy's as well
+            yield
     finally:
         torch.set_num_threads(before)
 
@@ -158,7 +160,7 @@ class Lab:
         return Run(method=methods.create(method), data=data, local=local, **(defaults | options))
 
     def play(self, name: str, build: Callable[[], Run], *, label: str) -> Record:
-        """The record of a run, from its folder if it is there, gone on with if it is unfinished, else from the start."""
+        """A run's record: from its folder if it is there, gone on with if it is unfinished, else from the start."""
         out = self.out / "runs" / name
         run = build()
         begun = (out / RECORD).exists()
@@ -175,8 +177,6 @@ class Lab:
         engine = Record.read(out / RECORD).header["engine"] if begun else self.engine
         with self.watching(label) as watch:
             return simulate(run, out=out, resume=begun, engine=engine, device=self.device, watch=watch)
-
-
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ def _draw_labels(figure: Figure, rows: list[list[Any]], titles: list[str], cohor
         area = [160 * row[4] / largest + 0.5 for row in mine]
         colours = [f"C{row[3]}" for row in mine]
         axes.scatter(x, [row[3] for row in mine], s=area, c=colours, alpha=0.75, linewidths=0)
-        axes.set(title=title, ylabel="class", xlim=(0.4, _ROUNDS + 0.6), xticks=range(1, _ROUNDS + 1))
+        axes.set(title=title, ylabel="class", xlim=(0.4, _ROUNDS + 0.6), ylim=(-0.8, _CLASSES - 0.2))
+        axes.set_xticks(range(1, _ROUNDS + 1))
         axes.set_yticks(range(0, _CLASSES, 3))
     panels[-1].set_xlabel("round")
     for size in (largest, max(largest // 10, 1)):
@@ -98,7 +99,7 @@ def law(lab: Lab) -> Drawing:
         "errors.",
         reading=f"Points on their lines mean that the law holds; a line that lies higher is a more heterogeneous "
         f"federation, and only a larger cohort goes down along it. {100 * inside:.0f} % of the points lie within two "
-        f"standard errors, and H grows from {heterogeneity[least]:.2g} ({least}) to {heterogeneity[most]:.2g} ({most}).",
+        f"standard errors, and H goes from {heterogeneity[least]:.2g} ({least}) to {heterogeneity[most]:.2g} ({most}).",
         width=8.5,
         height=3.6,
         draw=lambda figure: _draw_law(figure, rows, list(heterogeneity)),
@@ -183,10 +184,16 @@ def _draw_bound(figure: Figure, rows: list[list[Any]]) -> None:
     table = np.array([row[1:] for row in rows if row[0] == "gain"], dtype=float)
     left.plot(table[:, 0], table[:, 2], "--", color=COLOURS[6], label="the bound's term")
     left.plot(table[:, 0], table[:, 3], color=COLOURS[0], label="exact")
-    left.errorbar(table[:, 0], table[:, 4], yerr=2 * table[:, 5], fmt="o", color=COLOURS[0], markersize=4, label="played")
+    left.errorbar(
+        table[:, 0], table[:, 4], yerr=2 * table[:, 5], fmt="o", color=COLOURS[0], markersize=4, label="played"
+    )
     own = rows[-1]
-    left.errorbar([own[1]], [own[5]], yerr=[2 * own[6]], fmt="*", color=COLOURS[1], markersize=9, label=f"FedEve, {own[0][7:]}")
-    left.set(xscale="log", yscale="log", xlabel="gain G", ylabel="what stays of E|∇f|²", title="cohorts of 10 out of 100")
+    left.errorbar(
+        [own[1]], [own[5]], yerr=[2 * own[6]], fmt="*", color=COLOURS[1], markersize=9, label=f"FedEve, {own[0][7:]}"
+    )
+    left.set(
+        xscale="log", yscale="log", xlabel="gain G", ylabel="what stays of E|∇f|²", title="cohorts of 10 out of 100"
+    )
     left.legend()
     for number, gain in enumerate((1.0, 0.3)):
         mine = np.array([row[1:] for row in rows if row[0] == "cohort" and row[1] == gain], dtype=float)

@@ -162,9 +162,7 @@ def _ladder(num_clients: int, cohort: int) -> list[int]:
     return sorted(step for step in steps if step <= num_clients)
 
 
-def _pooled(
-    data: FederatedData, population: Floats, *, cohort: int, num_cohorts: int, seed: int
-) -> dict[str, float]:
+def _pooled(data: FederatedData, population: Floats, *, cohort: int, num_cohorts: int, seed: int) -> dict[str, float]:
     distances = np.empty(num_cohorts)
     for number in range(num_cohorts):
         clients = seeds.cohort(data.with_data, cohort, seed=seed, round=number)

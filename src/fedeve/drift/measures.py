@@ -1,7 +1,7 @@
 """Definition 1 of the paper: period drift and client drift as estimators, for any model, data and cohort size.
 
-    period drift   E_S |mean_{k in S} grad F_k(w) - grad f(w)|^2
-    client drift   E_k |grad F_k(w_k*) - grad F_k(w_S*)|^2
+period drift   E_S |mean_{k in S} grad F_k(w) - grad f(w)|^2
+client drift   E_k |grad F_k(w_k*) - grad F_k(w_S*)|^2
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def period_drift(
         groups[number % len(groups)] = one if mine is None else mine.merge(one)
         if tell is not None:
             tell(number + 1)
-    value, error = _from_groups([group for group in groups if group is not None], size=size, count=count, average=average)
+    value, error = _from_groups(
+        [group for group in groups if group is not None], size=size, count=count, average=average
+    )
     sampled = len(chosen) < count
     return Estimate(
         value,

@@ -40,7 +40,8 @@ class _Watch:
 
     def init(self, params: Vector, *, num_clients: int = 1) -> Any:
         state = super().init(params, num_clients=num_clients)  # type: ignore[misc]
-        return _state_class(type(state))(*state, torch.zeros_like(params), scalar_like(params, 0.0))
+        cls: Any = type(state)
+        return _state_class(cls)(*state, torch.zeros_like(params), scalar_like(params, 0.0))
 
     def step(self, state: Any, summary: Summary) -> tuple[Any, Facts]:
         plain = getattr(type(state), "plain", None)
@@ -63,6 +64,5 @@ def _class(cls: type[Method]) -> type[Method]:
 
 @functools.cache
 def _state_class(cls: Any) -> Any:
-    extended: Any = namedtuple(cls.__name__, (*cls._fields, "watch_momentum", "watch_variance"))  # type: ignore[misc]
-    extended.plain = cls
-    return extended
+    fields = (*cls._fields, "watch_momentum", "watch_variance")
+    return type(cls.__name__, (namedtuple(cls.__name__, fields),), {"__slots__": (), "plain": cls})

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -57,9 +56,7 @@ class ModelObjective:
         if not len(data.with_data):
             raise FedeveError("nobody has data", got=0, do="give a federation with at least one example")
         options = model_options or {}
-        run = Run(
-            method=FedAvg(), data=data, model=model, model_options=options, cohort=1, seed=seed, dtype=dtype
-        )
+        run = Run(method=FedAvg(), data=data, model=model, model_options=options, cohort=1, seed=seed, dtype=dtype)
         self.data, self.dtype, self.device = data, DTYPES[dtype], torch.device(device)
         self.model = run.build_model().to(self.device).eval()
         self.layout = Layout.of(self.model)
@@ -156,12 +153,12 @@ def minimise(
         raise FedeveError("a tolerance lies between 0 and 1", got=tolerance, do="write e.g. 1e-3")
     function = together(objective, clients, shares)
     params = start.detach().clone().requires_grad_()
-    seen = {"norm": 0.0, "count": 0}
+    norms: list[float] = []
 
     def closure() -> Tensor:
         loss, grad = function(params.detach())
         params.grad = grad
-        seen["norm"], seen["count"] = float(grad.norm()), seen["count"] + len(clients)
+        norms.append(float(grad.norm()))
         return loss
 
     first = function(start)[1].norm().item()
@@ -173,9 +170,9 @@ def minimise(
     for _ in range(-(-max_steps // 10)):
         if norm <= tolerance * first or stalled == 3:
             break
-        optimiser.step(closure)  # type: ignore[arg-type]
+        optimiser.step(closure)
         closure()
-        norm = seen["norm"]
+        norm = norms[-1]
         if not np.isfinite(norm):
             raise FedeveError(
                 "training to an optimum diverged", got=Words(f"a gradient of norm {norm}"), do="start elsewhere"
@@ -183,4 +180,4 @@ def minimise(
         stalled = 0 if norm < best[0] else stalled + 1  # rounding leaves nothing to gain
         if norm < best[0]:
             best = (norm, params.detach().clone())
-    return Optimum(best[1], best[0], first, best[0] <= tolerance * first, seen["count"] + len(clients))
+    return Optimum(best[1], best[0], first, best[0] <= tolerance * first, len(clients) * (len(norms) + 1))

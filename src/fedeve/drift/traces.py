@@ -59,35 +59,25 @@ def some_clients(data: FederatedData, number: int, *, seed: int = 0) -> Federate
     return dataclasses.replace(data, order=np.concatenate(parts), offsets=offsets)
 
 
-def trace_training(run: Run, *, device: str = "cpu", tell: Tell | None = None) -> Trace:
-    """The traces of a run's rounds, each at the parameters the round begins with."""
+def trace_training(run: Run, *, tell: Tell | None = None) -> Trace:
+    """The traces of a run's rounds, each at the parameters the round begins with; the run is played meanwhile."""
+    run = dataclasses.replace(run, watch_drift=False)
     objective = ModelObjective(
-        run.data, run.model, model_options=dict(run.model_options), seed=run.seed, dtype=run.dtype, device=device
+        run.data, run.model, model_options=dict(run.model_options), seed=run.seed, dtype=run.dtype
     )
     _refuse_large(4 * run.rounds, len(objective.start))
-    player = Reference(run, torch.device(device))
-    memory, state = (
-        Memory(run.method.remembers, like=player.start),
-        run.method.init(player.start, num_clients=run.data.num_clients),
-    )
-    out = _Rows(run.rounds, len(player.start))
-    unwatched = dataclasses.replace(run, watch_drift=False)
-    player.run = unwatched
-    turns = player.play(state, memory, 0)
+    player = Reference(run, torch.device("cpu"))
+    memory = Memory(run.method.remembers, like=player.start)
+    turns = player.play(run.method.init(player.start, num_clients=run.data.num_clients), memory, 0)
     place = {int(client): number for number, client in enumerate(objective.clients)}
-    params = player.start
+    out, params = _Rows(run.rounds, len(player.start)), player.start
     for round in range(run.rounds):
         cohort = [place[client] for client in run.cohort_of(round).tolist() if client in place]
-        grads = {client: objective.loss_and_gradient(client, params)[1] for client in cohort}
-        others = [k for k in range(len(objective.weights)) if k not in grads]
-        total = sum((float(objective.weights[k]) * grad for k, grad in grads.items()), torch.zeros_like(params))
-        rest = np.concatenate([run.data.rows(int(objective.clients[k])) for k in others] or [np.empty(0, np.int64)])
-        if len(rest):  # the full gradient is the mean over all rows, and the cohort's part of it is known already
-            total = total + len(rest) * objective.on_rows(rest, params)[1]
-        full = total / float(objective.weights.sum())
-        num_examples = int(sum(objective.weights[k] for k in cohort))
         if cohort:
-            out.put(round, full, torch.stack(list(grads.values())), _batch(objective, params, num_examples, run.seed, round))
+            grads = torch.stack([objective.loss_and_gradient(client, params)[1] for client in cohort])
+            num_examples = int(objective.weights[cohort].sum())
+            full = _full(objective, params, cohort, grads)
+            out.put(round, full, grads, _batch(objective, params, num_examples, run.seed, round))
         turn = next(turns)
         memory.put(turn.writes)
         params = turn.state.params
@@ -96,20 +86,38 @@ def trace_training(run: Run, *, device: str = "cpu", tell: Tell | None = None) -
     return out.trace()
 
 
+def _full(objective: ModelObjective, params: Tensor, cohort: list[int], grads: Tensor) -> Tensor:
+    """The gradient over all rows; the cohort's part of it is known already."""
+    weights = torch.as_tensor(objective.weights[cohort], dtype=grads.dtype)
+    rest = np.setdiff1d(np.arange(len(objective.weights)), cohort)
+    rows = [objective.data.rows(int(client)) for client in objective.clients[rest].tolist()]
+    total, count = weights @ grads, float(objective.weights[rest].sum())
+    if rows:
+        total = total + count * objective.on_rows(np.concatenate(rows), params)[1]
+    return total / float(objective.weights.sum())
+
+
 def trace_standing(
-    objective: ModelObjective, params: Tensor | None = None, *, rounds: int, cohort: int, seed: int = 0
+    objective: ModelObjective,
+    params: Tensor | None = None,
+    *,
+    rounds: int,
+    cohort: int,
+    seed: int = 0,
+    tell: Tell | None = None,
 ) -> Trace:
-    """The traces of cohorts at one point: every client's gradient is computed once, so rounds cost nothing."""
+    """The traces of cohorts at one point: every client's gradient is computed once, so cohorts cost nothing."""
     where = objective.start if params is None else params
     _refuse_large(len(objective.weights) + 4 * rounds, len(where))
     grads = torch.stack([objective.loss_and_gradient(k, where)[1] for k in range(len(objective.weights))])
     shares = torch.as_tensor(objective.weights / objective.weights.sum(), dtype=grads.dtype)
-    full = shares @ grads
-    out = _Rows(rounds, len(where))
+    full, out = shares @ grads, _Rows(rounds, len(where))
     for round in range(rounds):
         chosen = seeds.cohort(len(grads), cohort, seed=seed, round=round)
         num_examples = int(objective.weights[chosen].sum())
         out.put(round, full, grads[chosen], _batch(objective, where, num_examples, seed, round))
+        if tell is not None:
+            tell(round + 1)
     return out.trace()
 
 

@@ -33,9 +33,9 @@ def fig2b(lab: Lab) -> Drawing:
         caption=f"{size.data}, {size.num_clients} clients, {size.cohort} a round, {size.model}, SGD at {size.lr:g}, "
         f"{size.rounds} rounds, {_seeds(size)}. Only period drift: each round's rows are pooled and dealt evenly; "
         "only client drift: the partition is iid and each round's rows are pooled and dealt again by Dirichlet.",
-        reading=f"Each panel is one alpha and one number of local epochs E; the further a line lies below iid, the more "
-        f"its drift costs. At alpha {alpha:g} and E {epochs}, over the last {size.last} rounds, period drift alone cost "
-        f"{lost['period']:.1f} points of accuracy, client drift alone {lost['client']:.1f}, both together "
+        reading=f"Each panel is one alpha and one number of local epochs E; the further a line lies below iid, the "
+        f"more its drift costs. At alpha {alpha:g} and E {epochs}, over the last {size.last} rounds, period drift "
+        f"alone cost {lost['period']:.1f} points of accuracy, client drift alone {lost['client']:.1f}, both together "
         f"{lost['both']:.1f}.",
         width=8.5,
         height=2.3 * len(size.alphas) + 0.3,
