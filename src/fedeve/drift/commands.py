@@ -35,6 +35,10 @@ Data = Annotated[str | None, typer.Option(help="Another data set than the size's
 Rounds = Annotated[int | None, typer.Option(help="Other numbers of rounds, of runs and of traces.", min=1)]
 Clients = Annotated[int | None, typer.Option(help="Clients of the Dirichlet and iid partitions.", min=1)]
 Cohort = Annotated[int | None, typer.Option(help="Clients a round.", min=1)]
+Epochs = Annotated[list[int] | None, typer.Option(help="Local epochs of the runs; may be given several times.", min=1)]
+Alphas = Annotated[
+    list[float] | None, typer.Option("--alpha", help="Dirichlet's alpha; may be given several times, largest first.")
+]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, reference or lanes.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
@@ -48,6 +52,8 @@ def figures(
     rounds: Rounds = None,
     clients: Clients = None,
     cohort: Cohort = None,
+    epochs: Epochs = None,
+    alpha: Alphas = None,
     root: Root = None,
     engine: EngineName = "auto",
     device: Device = "auto",
@@ -61,11 +67,27 @@ def figures(
     """
     from .figures import FIGURES
 
-    changes = {"data": data, "rounds": rounds, "trace_rounds": rounds, "num_clients": clients, "cohort": cohort}
+    changes = changes_of(data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha)
     make(
         list(only or FIGURES), out=out, size=size, changes=changes, root=root, engine=engine, device=device,
         as_json=as_json,
     )  # fmt: skip
+
+
+def changes_of(
+    *,
+    data: str | None,
+    rounds: int | None,
+    clients: int | None,
+    cohort: int | None,
+    epochs: list[int] | None,
+    alpha: list[float] | None,
+) -> dict[str, Any]:
+    """What a command line changes of a size; None leaves it as it is."""
+    return {
+        "data": data, "rounds": rounds, "trace_rounds": rounds, "num_clients": clients, "cohort": cohort,
+        "epochs": tuple(epochs) if epochs else None, "alphas": tuple(alpha) if alpha else None,
+    }  # fmt: skip
 
 
 def make(

@@ -19,7 +19,7 @@ from ..record import write_atomically
 from ..run import Run
 from .directions import directions
 from .gaussianity import Normality, normality, quantiles
-from .lab import Clock, Lab
+from .lab import Clock, Lab, Size
 from .objectives import ModelObjective
 from .style import COLOURS, DASHES, MARKERS, Drawing
 from .traces import Trace, some_clients, trace_standing, trace_training
@@ -32,10 +32,11 @@ MODES = ("training", "standing")
 def traced(lab: Lab, title: str, options: dict[str, Any]) -> Arrays:
     """What both figures need of a partition's traces, from the folder if it is there."""
     path = lab.out / "traces" / f"{title.replace(' ', '-')}.npz"
-    few = some_clients(lab.data(**options), lab.size.trace_clients, seed=lab.size.seeds[0])
-    cohort = min(lab.size.cohort, len(few.with_data))
-    run = lab.run(few, "fedavg", rounds=lab.size.trace_rounds, cohort=cohort, eval_every=1, empty="skip")
-    key = f"{run.identity()} {lab.size.trace_params}"
+    size, data = lab.size, lab.data(**options)
+    few = some_clients(data, size.trace_clients, examples=size.trace_examples, seed=size.seeds[0])
+    cohort = min(size.cohort, len(few.with_data))
+    run = lab.run(few, "fedavg", rounds=size.trace_rounds, cohort=cohort, eval_every=1, empty="skip")
+    key = f"{run.identity()} {size.trace_params}"
     if path.exists():
         with np.load(path, allow_pickle=False) as stored:
             found = dict(stored)
@@ -98,8 +99,8 @@ def gaussian(lab: Lab) -> Drawing:
     return Drawing(
         name="gaussian",
         title="Are the drifts of parameters normal?",
-        caption=f"{size.data}, FedAvg, {size.model}, {size.trace_rounds} rounds in a federation of up to "
-        f"{size.trace_clients} clients, {size.cohort} a round. Per partition: one parameter's drifts with the normal "
+        caption=f"{size.data}, FedAvg, {size.model}, {size.trace_rounds} rounds in {_federation(size)}, "
+        f"{size.cohort} a round. Per partition: one parameter's drifts with the normal "
         "of their mean and deviation, their quantiles beside the normal's, and D'Agostino-Pearson p-values of "
         f"{size.trace_params} parameters while training (line) and at the untrained model (dashed).",
         reading="If drifts were normal, histograms would follow their curves, quantiles the diagonal, and only 5 % of "
@@ -112,6 +113,11 @@ def gaussian(lab: Lab) -> Drawing:
         columns=["partition", "mode", "drift", "quantity", "index", "value"],
         rows=rows,
     )
+
+
+def _federation(size: Size) -> str:
+    most = f" with up to {size.trace_examples} examples each" if size.trace_examples else ""
+    return f"a federation of up to {size.trace_clients} clients{most}"
 
 
 def _span(values: list[float]) -> str:
@@ -166,7 +172,8 @@ def noise(lab: Lab) -> Drawing:
     return Drawing(
         name="noise",
         title="Period drift is not the noise of SGD",
-        caption=f"{lab.size.data}, FedAvg, {lab.size.model}: gradients of each round's cohort, and of iid batches of "
+        caption=f"{lab.size.data}, FedAvg, {lab.size.model}, {lab.size.trace_rounds} rounds in "
+        f"{_federation(lab.size)}: gradients of each round's cohort, and of iid batches of "
         "as many examples, minus the full gradient. Effective rank: in about how many directions the noise of all "
         "rounds points; autocorrelation: how much of it comes back some rounds later (bars: two standard errors).",
         reading="The same number of examples in both: what differs is that a cohort's come from few clients. On the "

@@ -155,10 +155,11 @@ def drawing(data: FederatedData, picture: Picture, *, seed: int = 0) -> Drawing:
         title=f"The federation {picture.name}",
         caption=f"{picture.num_clients:,} clients, {picture.num_empty:,} without data; {picture.num_examples:,} "
         f"examples of {picture.num_classes} classes. Left: examples a client. Middle: label mix of {len(some)} "
-        "clients, a row each, sorted by their largest class. Right: expected squared distance of a cohort's label mix from the "
-        "population's.",
-        reading="Rows with one dark square are clients of one class; a flat line on the right is drift that larger "
-        f"cohorts do not take away soon. With {picture.cohort:,} clients a round, {picture.halving:,} would halve it.",
+        "clients, a row each, sorted by their largest class. Right: expected squared distance of a cohort's "
+        "label mix from the population's.",
+        reading="Rows with one dark square are clients of one class, and the line on the right says how far from the "
+        f"population a cohort has to be expected. What {picture.cohort:,} clients a round have of it, "
+        f"{picture.halving:,} would halve.",
         width=9.0,
         height=3.2,
         draw=lambda figure: _draw(figure, data, mix, picture),

@@ -47,7 +47,9 @@ class Size:
     trace_rounds: int
     """Rounds over which gradients are traced."""
     trace_clients: int
-    """Clients of the federation in which they are traced: small, since every round needs the full gradient."""
+    """Clients of the federation in which they are traced: few, since every round needs the full gradient."""
+    trace_examples: int | None = None
+    """Examples each of them has at most there."""
     trace_params: int = 200
     """Parameters tested for normality."""
     num_cohorts: int = 2000
@@ -61,7 +63,7 @@ SIZES = {
     ),
     "quick": Size(
         data="mnist", num_clients=1000, natural=True, model="lenet5", rounds=40, cohort=10, lr=0.05, eval_every=4,
-        last=12, trace_rounds=100, trace_clients=60,
+        last=12, trace_rounds=100, trace_clients=100, trace_examples=20,
     ),
     "paper": Size(
         data="femnist", num_clients=3400, natural=True, model="lenet5", rounds=1500, cohort=10, lr=0.01, eval_every=10,

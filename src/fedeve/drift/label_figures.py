@@ -84,7 +84,7 @@ def law(lab: Lab) -> Drawing:
         mix = labels.shares(data)
         heterogeneity[title] = labels.heterogeneity(mix)
         rows += _measured(lab, "labels", title, mix / np.sqrt(mix.shape[1]))
-        few = some_clients(data, lab.size.trace_clients, seed=lab.size.seeds[0])
+        few = some_clients(data, lab.size.trace_clients, examples=lab.size.trace_examples, seed=lab.size.seeds[0])
         objective = ModelObjective(few, lab.size.model, seed=lab.size.seeds[0], dtype="float32")
         rows += _measured(lab, "gradients", title, gradients(objective, objective.start))
         clock()

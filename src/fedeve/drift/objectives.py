@@ -21,7 +21,7 @@ from ..methods.fedavg import FedAvg
 from ..run import DTYPES, Run
 from ..seeds import Indices
 
-_BATCH = 1000  # rows whose gradient is taken at once
+_BATCH = 250  # rows whose gradient is taken at once: few enough for a small network to stay in the cache
 
 
 class Objective(Protocol):

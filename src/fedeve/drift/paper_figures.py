@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import typer
 
-from .commands import AsJson, Clients, Cohort, Data, Device, EngineName, Out, Root, Rounds, SizeName, make
+from .commands import (
+    Alphas,
+    AsJson,
+    Clients,
+    Cohort,
+    Data,
+    Device,
+    EngineName,
+    Epochs,
+    Out,
+    Root,
+    Rounds,
+    SizeName,
+    changes_of,
+    make,
+)  # fmt: skip
 
 HELP = {
     "fig2a": "Draw the classes that the sampled clients bring over 20 rounds.",
@@ -31,12 +46,14 @@ def _command(name: str):  # type: ignore[no-untyped-def]
         rounds: Rounds = None,
         clients: Clients = None,
         cohort: Cohort = None,
+        epochs: Epochs = None,
+        alpha: Alphas = None,
         root: Root = None,
         engine: EngineName = "auto",
         device: Device = "auto",
         as_json: AsJson = False,
     ) -> None:
-        changes = {"data": data, "rounds": rounds, "trace_rounds": rounds, "num_clients": clients, "cohort": cohort}
+        changes = changes_of(data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha)
         make(
             [name], out=out, size=size, changes=changes, root=root, engine=engine, device=device, as_json=as_json
         )  # fmt: skip

@@ -49,12 +49,11 @@ class Trace:
         return np.sort(seeds.generator(seed, "traced").choice(alive, size=min(number, len(alive)), replace=False))
 
 
-def some_clients(data: FederatedData, number: int, *, seed: int = 0) -> FederatedData:
-    """The federation of so many of its clients with data, drawn uniformly; all of them if it has fewer."""
-    if number >= len(data.with_data):
-        return data
-    chosen = np.sort(seeds.generator(seed, "some clients").choice(data.with_data, size=number, replace=False))
-    parts = [data.rows(client) for client in chosen.tolist()]
+def some_clients(data: FederatedData, number: int, *, examples: int | None = None, seed: int = 0) -> FederatedData:
+    """The federation of so many of its clients with data, drawn uniformly, and of so many of their examples at most."""
+    rng, present = seeds.generator(seed, "some clients"), data.with_data
+    chosen = np.sort(rng.choice(present, size=min(number, len(present)), replace=False))
+    parts = [rng.permutation(data.rows(client))[:examples] for client in chosen.tolist()]
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
     return dataclasses.replace(data, order=np.concatenate(parts), offsets=offsets)
 
