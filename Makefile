@@ -43,6 +43,7 @@ format: $(READY)  ## let the formatter and linter mend what they can
 bench: $(READY)  ## speed, on this machine, into benchmarks/results (MovieLens only where FEDEVE_DATA has it)
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/femnist.py build
+	$(BIN)/python benchmarks/inspect_full.py
 	@if [ -n "$$FEDEVE_DATA" ]; then $(BIN)/python benchmarks/movielens.py; else echo "FEDEVE_DATA is not set: no MovieLens"; fi
 
 clean:  ## remove what was made
