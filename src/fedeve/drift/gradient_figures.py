@@ -52,9 +52,9 @@ def traced(lab: Lab, title: str, options: dict[str, Any]) -> Arrays:
 
 def _make(lab: Lab, title: str, run: Run) -> Arrays:
     clock = Clock(f"gradients, {title}", run.rounds, lab.tell)
-    out = _stored("training", trace_training(run, tell=clock), lab.size.trace_params)
+    out = _stored("training", trace_training(run, device=lab.device, tell=clock), lab.size.trace_params)
     clock = Clock(f"gradients at one point, {title}", run.rounds, lab.tell)
-    objective = ModelObjective(run.data, run.model, seed=run.seed, dtype="float32")
+    objective = ModelObjective(run.data, run.model, seed=run.seed, dtype="float32", device=lab.device)
     standing = trace_standing(objective, rounds=run.rounds, cohort=run.cohort, seed=run.seed, tell=clock)
     return out | _stored("standing", standing, lab.size.trace_params)
 

@@ -85,7 +85,7 @@ def law(lab: Lab) -> Drawing:
         heterogeneity[title] = labels.heterogeneity(mix)
         rows += _measured(lab, "labels", title, mix / np.sqrt(mix.shape[1]))
         few = some_clients(data, lab.size.trace_clients, examples=lab.size.trace_examples, seed=lab.size.seeds[0])
-        objective = ModelObjective(few, lab.size.model, seed=lab.size.seeds[0], dtype="float32")
+        objective = ModelObjective(few, lab.size.model, seed=lab.size.seeds[0], dtype="float32", device=lab.device)
         rows += _measured(lab, "gradients", title, gradients(objective, objective.start))
         clock()
     inside = np.mean([abs(row[5] - row[4]) <= 2 * row[6] for row in rows if row[4] > 1e-15])

@@ -76,7 +76,7 @@ def period_drift(
     groups: list[Summary | None] = [None] * min(_GROUPS, max(len(chosen) // 2, 1))
     for number, client in enumerate(chosen):
         grad = objective.loss_and_gradient(client, where)[1][None]
-        one = Summary.of(grad, torch.tensor([objective.weights[client]]))
+        one = Summary.of(grad, grad.new_full((1,), objective.weights[client]))
         mine = groups[number % len(groups)]
         groups[number % len(groups)] = one if mine is None else mine.merge(one)
         if tell is not None:
@@ -122,7 +122,7 @@ def gradient_variance(objective: Objective, params: Tensor | None = None) -> flo
     """`sigma^2 = mean_k |grad F_k - mean grad|^2`, which the variance lemma multiplies with `cohorts.factor`."""
     where = objective.start if params is None else params
     one = (
-        Summary.of(objective.loss_and_gradient(client, where)[1][None], torch.ones(1))
+        Summary.of(objective.loss_and_gradient(client, where)[1][None], torch.ones(1, device=where.device))
         for client in range(len(objective.weights))
     )
     return float(reduce(Summary.merge, one).scatter) / len(objective.weights)

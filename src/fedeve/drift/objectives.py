@@ -18,7 +18,7 @@ from ..data.federated import FederatedData
 from ..errors import FedeveError, Words
 from ..layout import Layout
 from ..methods.fedavg import FedAvg
-from ..run import DTYPES, Run
+from ..run import DTYPES, Run, choose_device
 from ..seeds import Indices
 
 _BATCH = 250  # rows whose gradient is taken at once: few enough for a small network to stay in the cache
@@ -57,7 +57,7 @@ class ModelObjective:
             raise FedeveError("nobody has data", got=0, do="give a federation with at least one example")
         options = model_options or {}
         run = Run(method=FedAvg(), data=data, model=model, model_options=options, cohort=1, seed=seed, dtype=dtype)
-        self.data, self.dtype, self.device = data, DTYPES[dtype], torch.device(device)
+        self.data, self.dtype, self.device = data, DTYPES[dtype], choose_device(device)
         self.model = run.build_model().to(self.device).eval()
         self.layout = Layout.of(self.model)
         self.start = self.layout.flatten(dict(self.model.named_parameters()))

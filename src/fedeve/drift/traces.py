@@ -58,14 +58,14 @@ def some_clients(data: FederatedData, number: int, *, examples: int | None = Non
     return dataclasses.replace(data, order=np.concatenate(parts), offsets=offsets)
 
 
-def trace_training(run: Run, *, tell: Tell | None = None) -> Trace:
+def trace_training(run: Run, *, device: str = "cpu", tell: Tell | None = None) -> Trace:
     """The traces of a run's rounds, each at the parameters the round begins with; the run is played meanwhile."""
     run = dataclasses.replace(run, watch_drift=False)
     objective = ModelObjective(
-        run.data, run.model, model_options=dict(run.model_options), seed=run.seed, dtype=run.dtype
+        run.data, run.model, model_options=dict(run.model_options), seed=run.seed, dtype=run.dtype, device=device
     )
     _refuse_large(4 * run.rounds, len(objective.start))
-    player = Reference(run, torch.device("cpu"))
+    player = Reference(run, objective.device)
     memory = Memory(run.method.remembers, like=player.start)
     turns = player.play(run.method.init(player.start, num_clients=run.data.num_clients), memory, 0)
     place = {int(client): number for number, client in enumerate(objective.clients)}
@@ -87,7 +87,7 @@ def trace_training(run: Run, *, tell: Tell | None = None) -> Trace:
 
 def _full(objective: ModelObjective, params: Tensor, cohort: list[int], grads: Tensor) -> Tensor:
     """The gradient over all rows; the cohort's part of it is known already."""
-    weights = torch.as_tensor(objective.weights[cohort], dtype=grads.dtype)
+    weights = torch.as_tensor(objective.weights[cohort], dtype=grads.dtype, device=grads.device)
     rest = np.setdiff1d(np.arange(len(objective.weights)), cohort)
     rows = [objective.data.rows(int(client)) for client in objective.clients[rest].tolist()]
     total, count = weights @ grads, float(objective.weights[rest].sum())
@@ -109,7 +109,7 @@ def trace_standing(
     where = objective.start if params is None else params
     _refuse_large(len(objective.weights) + 4 * rounds, len(where))
     grads = torch.stack([objective.loss_and_gradient(k, where)[1] for k in range(len(objective.weights))])
-    shares = torch.as_tensor(objective.weights / objective.weights.sum(), dtype=grads.dtype)
+    shares = torch.as_tensor(objective.weights / objective.weights.sum(), dtype=grads.dtype, device=grads.device)
     full, out = shares @ grads, _Rows(rounds, len(where))
     for round in range(rounds):
         chosen = seeds.cohort(len(grads), cohort, seed=seed, round=round)
