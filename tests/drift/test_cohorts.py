@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedeve import FedeveError
@@ -51,6 +51,7 @@ def test_long_vectors_take_another_way_to_the_same_number() -> None:
             assert cohort_distance(long, **options).value == pytest.approx(short.value, rel=1e-9)
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 60), st.data())
 def test_the_factor_is_that_of_the_variance_lemma_and_halving_is_the_smallest_that_halves(
     count: int, data: st.DataObject
