@@ -21,7 +21,7 @@ COHORTS = (10, 100, 1_000, 10_000)
 
 def measure(num_clients: int, cohort: int, rounds: int) -> dict[str, float]:
     """Seconds a round and peak memory, of clients with one example each and LeNet-5 on 28x28 pixels."""
-    from fedeve import FedEve, FederatedData, LocalWork, Run, simulate
+    from fedeve import FederatedData, FedEve, LocalWork, Run, simulate
 
     rng = np.random.default_rng(0)
     num_rows = 1_000  # many clients hold the same rows, so that the data does not grow with the population

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import __version__
+from .drift import paper_figures
+from .drift.commands import drift_app
 from .errors import FedeveError
 from .experiments.paper_commands import paper_app
 from .experiments.sweep_commands import sweep
@@ -34,9 +36,11 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The data sets that fedeve knows.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(drift_app, name="drift")
 app.command()(sweep)
 app.add_typer(paper_app, name="paper")
 app.command(name="report")(report)
+paper_figures.add(paper_app)
 
 CITATION = """\
 @misc{shen2025fedeve,

@@ -15,6 +15,7 @@ from torch import nn
 
 from . import models, seeds, settings
 from .data.federated import FederatedData
+from .drift import conditions, monitor
 from .errors import FedeveError, Words
 from .layout import Layout
 from .local import LocalWork
@@ -41,6 +42,11 @@ class Run:
     dropout: float = setting(0.0, help="probability that a sampled client never answers", low=0, high=1)
     empty: str = setting("skip", help="clients without data: never sampled, or kept", choices=("skip", "keep"))
     dtype: str = setting("float32", help="number format of the parameters", choices=tuple(DTYPES))
+    dealing: str = setting(
+        "own", help="a cohort's rows: its clients' own, or pooled and dealt again", choices=conditions.DEALINGS
+    )
+    dealing_alpha: float = setting(0.1, help="Dirichlet's concentration where dealing is dirichlet", above=0)
+    watch_drift: bool = setting(True, help="note both drifts and FedEve's gain in the facts of every method")
 
     def __post_init__(self) -> None:
         settings.check(self)
@@ -64,6 +70,22 @@ class Run:
         """The clients sampled in a round, in the order drawn."""
         population = self.data.with_data if self.empty == "skip" else self.data.num_clients
         return seeds.cohort(population, self.cohort, seed=self.seed, round=round)
+
+    def dealt(self, round: int) -> dict[int, Indices]:
+        """What each client of a round's cohort trains on: row numbers by client, in cohort order."""
+        return conditions.deal(
+            self.data,
+            self.cohort_of(round),
+            dealing=self.dealing,
+            alpha=self.dealing_alpha,
+            seed=self.seed,
+            round=round,
+        )
+
+    @property
+    def server(self) -> Method:
+        """The method as engines play it: with the drift monitor beside it unless `watch_drift` is off."""
+        return monitor.watched(self.method) if self.watch_drift else self.method
 
     def silent_in(self, round: int) -> set[int]:
         """Those of the round's cohort who never answer."""

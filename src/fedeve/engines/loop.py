@@ -225,7 +225,7 @@ class Book:
         start = engine.starts[number]
         self.saving_takes = 0.02 + 20 * start.nbytes / 1e9  # a guess, until a checkpoint was written
         self.memory = Memory(self.run.method.remembers, like=start)
-        self.position = Position(0, self.run.method.init(start, num_clients=self.run.data.num_clients))
+        self.position = Position(0, self.run.server.init(start, num_clients=self.run.data.num_clients))
         if store is not None and (resume is True or (resume == "auto" and store.is_begun)):
             self.position, self.record = store.restore(self.position, self.memory)
             _refuse_other(self.record, engine=engine.name, precision=engine.precision)

@@ -19,6 +19,7 @@ from ..layout import Layout
 from ..memory import Memory
 from ..method import Sent, Vectors
 from ..run import DTYPES, Run
+from ..seeds import Indices
 from ..store import Position
 from ..summary import Summary
 from .profile import Profile
@@ -39,22 +40,22 @@ class Reference:
 
     def play(self, state: Any, memory: Memory, first_round: int) -> Iterator[Turn]:
         """The rounds from `first_round` on. The caller puts a turn's `writes` into the memory before the next."""
-        method = self.run.method
+        method = self.run.server
         for round in range(first_round, self.run.rounds):
             sent = method.send(state)
             silent = self.run.silent_in(round)
             summary, writes, left_out, total_steps = None, {}, [], 0
-            for client in self.run.cohort_of(round).tolist():
+            for client, rows in self.run.dealt(round).items():
                 if client in silent:
                     continue
                 remembered = memory.get(client)
-                update, num_steps = self.train(client, round, sent, remembered)
+                update, num_steps = self.train(client, round, sent, remembered, rows)
                 total_steps += num_steps
                 extras, remember = method.finish(update, num_steps, self.run.local.lr, sent, remembered)
                 if not all(torch.isfinite(vector).all() for vector in (update, *extras.values())):
                     left_out.append(client)
                     continue
-                reply = self.summarise(client, update, extras)
+                reply = self.summarise(len(rows), update, extras)
                 summary = reply if summary is None else summary.merge(reply)
                 writes[client] = remember
             facts = None
@@ -65,9 +66,11 @@ class Reference:
             metrics = self.evaluate(state.params) if self.run.is_evaluated(round + 1) else None
             yield Turn(round + 1, state, facts, answered, left_out, writes, metrics, total_steps)
 
-    def train(self, client: int, round: int, sent: Sent, memory: Vectors) -> tuple[Tensor, int]:
-        """One client's local work: its update, end minus start, and how many steps it took."""
-        run, rows = self.run, self.run.data.rows(client)
+    def train(
+        self, client: int, round: int, sent: Sent, memory: Vectors, rows: Indices | None = None
+    ) -> tuple[Tensor, int]:
+        """One client's local work on its own rows, or those given: its update, end minus start, and its steps."""
+        run, rows = self.run, self.run.data.rows(client) if rows is None else rows
         x = run.data.inputs(run.data.x[rows], self.dtype).to(self.device)
         y = torch.from_numpy(run.data.y[rows]).to(self.device)
         correction = run.method.correction(sent, memory)
@@ -81,9 +84,9 @@ class Reference:
                 walk = local.advance(run.local, walk, grad, start=sent.params, correction=correction)
         return walk.params - sent.params, int(walk.num_steps)
 
-    def summarise(self, client: int, update: Tensor, extras: Vectors) -> Summary:
+    def summarise(self, num_examples: int, update: Tensor, extras: Vectors) -> Summary:
         """One client's reply, weighted by its examples."""
-        weight = torch.tensor([self.run.data.sizes[client]], dtype=torch.float64, device=self.device)
+        weight = torch.tensor([num_examples], dtype=torch.float64, device=self.device)
         return Summary.of(update[None], weight, {name: vector[None] for name, vector in extras.items()})
 
     @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,10 +77,11 @@ class Told(NamedTuple):
 
 
 class Foreseen(NamedTuple):
-    """The next round as far as it is a function of the seed: who takes part, and the first clients' batches."""
+    """The next round as far as it is a function of the seed: who has which rows, and the first clients' batches."""
 
     round: int
-    clients: list[int]
+    rows: dict[int, Indices]
+    """Of those who answer, in cohort order."""
     plans: dict[int, Indices]
 
 
@@ -90,7 +92,8 @@ class Seat:
         self.number, self.run, self.memory, self.server = number, run, memory, server
         self.most_parts = -(-most // CHUNK) + 1  # that may be open: enough for all lanes, however large the cohort
         self.state, self.num_rounds = position.state, position.num_rounds
-        self.sent = run.method.send(self.state)
+        self.method = run.server
+        self.sent = self.method.send(self.state)
         self.foreseen: Foreseen | None = None
         self.open_round()
 
@@ -102,19 +105,19 @@ class Seat:
     def _foresee(self, num_rounds: int) -> Foreseen:
         if self.foreseen is None or self.foreseen.round != num_rounds:
             silent = self.run.silent_in(num_rounds)
-            clients = [client for client in self.run.cohort_of(num_rounds).tolist() if client not in silent]
-            plans = {client: self._plan(num_rounds, client) for client in clients[:CHUNK]}
-            self.foreseen = Foreseen(num_rounds, clients, plans)
+            rows = {client: mine for client, mine in self.run.dealt(num_rounds).items() if client not in silent}
+            plans = {client: self._plan(num_rounds, client, rows[client]) for client in islice(rows, CHUNK)}
+            self.foreseen = Foreseen(num_rounds, rows, plans)
         return self.foreseen
 
-    def _plan(self, num_rounds: int, client: int) -> Indices:
-        run, rows = self.run, self.run.data.rows(client)
-        plan = local.plan(run.local, len(rows), seed=run.seed, round=num_rounds, client=client)
+    def _plan(self, num_rounds: int, client: int, rows: Indices) -> Indices:
+        plan = local.plan(self.run.local, len(rows), seed=self.run.seed, round=num_rounds, client=client)
         return np.where(plan >= 0, rows[plan], -1) if len(rows) else plan
 
     def open_round(self) -> None:
         """Begin the next round with the state as it is."""
-        clients = self._foresee(self.num_rounds).clients
+        _, self.rows, self.plans = self._foresee(self.num_rounds)
+        clients = list(self.rows)
         self.unopened = deque(clients[first : first + CHUNK] for first in range(0, len(clients), CHUNK))
         self.in_parts = len(self.unopened) > 1
         self.parts: deque[Part] = deque()
@@ -128,7 +131,7 @@ class Seat:
     def _open_parts(self) -> None:
         while self.unopened and not self.waiting and len(self.parts) < self.most_parts:
             clients = self.unopened.popleft()
-            sizes = [int(self.run.data.sizes[client]) for client in clients]
+            sizes = [len(self.rows[client]) for client in clients]
             part = Part(self.run, clients, sizes, self.sent, self.memory.gather(clients))
             part.missing -= sizes.count(0)
             self.parts.append(part)
@@ -139,9 +142,9 @@ class Seat:
         """The next client who waits, in cohort order, and its batches."""
         part, place = self.waiting.popleft()
         client = part.clients[place]
-        assert self.foreseen is not None
-        known = self.foreseen.plans if self.foreseen.round == self.num_rounds else {}
-        plan = known[client] if client in known else self._plan(self.num_rounds, client)
+        plan = self.plans.get(client)
+        if plan is None:
+            plan = self._plan(self.num_rounds, client, self.rows[client])
         part.num_steps[place] = len(plan)
         self._open_parts()
         return part, place, plan
@@ -156,7 +159,7 @@ class Seat:
         """A cohort of many parts is summarised as they are done, in their order, so that memory stays flat."""
         while self.in_parts and self.parts and not self.parts[0].missing:
             part = self.parts.popleft()
-            extras, remember, finite = finish(self.run.method, part.sent, part.replies(), self.run.local.lr)
+            extras, remember, finite = finish(self.method, part.sent, part.replies(), self.run.local.lr)
             good = [place for place, fine in enumerate(finite.tolist()) if fine]
             if good:
                 summary = part.summary(extras, good)
@@ -180,7 +183,7 @@ class Seat:
         self.outcome: Outcome | None = None
         part = self.parts[0] if self.parts else None
         if part is not None and any(part.sizes):
-            self.outcome = self.server.close(self.run.method, self.state, part.replies(), self.run.local.lr)
+            self.outcome = self.server.close(self.method, self.state, part.replies(), self.run.local.lr)
         elif self.folded is not None:
             self.outcome = self._step(self.folded)
 
@@ -222,7 +225,7 @@ class Seat:
         """The step without those whose reply was not finite, or none where nobody else has data."""
         self.outcome = None
         if any(part.sizes[place] for place in good):
-            extras, _, _ = finish(self.run.method, part.sent, part.replies(), self.run.local.lr)
+            extras, _, _ = finish(self.method, part.sent, part.replies(), self.run.local.lr)
             self.outcome = self._step(part.summary(extras, good))
         state = self.state if self.outcome is None else self.outcome.state
         facts = {} if self.outcome is None else self.outcome.facts
@@ -234,5 +237,5 @@ class Seat:
     def _step(self, summary: Summary) -> Outcome | None:
         if not float(summary.weight):
             return None
-        state, facts = self.run.method.step(self.state, summary)
-        return Outcome(state, self.run.method.send(state), {}, facts, torch.empty(0))
+        state, facts = self.method.step(self.state, summary)
+        return Outcome(state, self.method.send(state), {}, facts, torch.empty(0))

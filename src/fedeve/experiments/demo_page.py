@@ -71,7 +71,7 @@ def sentences(groups: Groups, *, last: int) -> list[str]:
     ranking = ", ".join(f"{row.label} {row.final:.1f} %" for row in table)
     caution = " (one seed: a difference of a few points may be luck)" if len(seeds) == 1 else ""
     said = [f"Accuracy over the last {last} rounds, {_count(len(seeds), 'seed')}: {ranking}{caution}."]
-    eve = next((records for records in groups.values() if "gain" in records[0].lines[0]["facts"]), None)
+    eve = next((records for _, (_, records) in _with_gain(groups)), None)
     if eve is None:
         return said
     gain, period, client = (_median(eve, name) for name in ("gain", "period_drift", "client_drift"))
@@ -214,7 +214,13 @@ def _draw_drifts(axes: Any, groups: Groups) -> None:
 
 
 def _with_gain(groups: Groups) -> list[tuple[int, tuple[str, Sequence[Record]]]]:
-    return [(n, item) for n, item in enumerate(groups.items()) if "gain" in item[1][0].lines[0]["facts"]]
+    return [(n, item) for n, item in enumerate(groups.items()) if _uses_gain(item[1][0])]
+
+
+def _uses_gain(record: Record) -> bool:
+    # Every method's facts tell the gain that FedEve would use; only FedEve's own is one that was used.
+    method = record.header.get("config", {}).get("method", {}).get("name", "fedeve")
+    return method == "fedeve" and "gain" in record.lines[0]["facts"]
 
 
 def _rounds(record: Record) -> NDArray[np.int64]:

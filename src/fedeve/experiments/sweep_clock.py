@@ -55,7 +55,7 @@ def calibrate(
     target = choose_device(device)
     with _steady(threads):
         player = make_engine(engine, runs, target, width=width)
-        starts = [run.method.init(start, num_clients=run.data.num_clients) for run, start in _with(runs, player.starts)]
+        starts = [run.server.init(start, num_clients=run.data.num_clients) for run, start in _with(runs, player.starts)]
         memories = [Memory(run.method.remembers, like=start) for run, start in _with(runs, player.starts)]
         begun, num_turns = 0.0, 0
         for number, turn in player.play([Position(0, state) for state in starts], memories):

@@ -49,7 +49,10 @@ def _figures(progress: Progress) -> str:
     metrics = [name for name in line if name not in ("round", "loss")]
     words = [f"accuracy {100 * line['accuracy']:.1f} %"] if "accuracy" in line else []
     words = words or [f"{name} {line[name]:.4f}" for name in metrics[:1] if isinstance(line[name], float)]
-    words += ["nobody answered"] if facts is None else [f"gain {facts['gain']:.2f}"] if "gain" in facts else []
+    if facts is None:
+        words.append("nobody answered")
+    elif "gain" in facts and progress.run.method.name == "fedeve":  # others have it as the gain they do not use
+        words.append(f"gain {facts['gain']:.2f}")
     return "  ".join(words)
 
 

@@ -1,0 +1,201 @@
+"""`fedeve drift`: figures, inspect, measure. Thin; what they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+drift_app = typer.Typer(
+    help="Measure period drift and client drift, and draw them.", no_args_is_help=True, rich_markup_mode=None
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Root = Annotated[
+    str | None, typer.Option(help="Folder of the data files; FEDEVE_DATA or ~/.cache/fedeve/data unless set.")
+]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set an option, e.g. partition=dirichlet.")
+]
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="A data set's name, a configuration or preset, a run's folder, a .csv of client and label, or a folder "
+        "of arrays."
+    ),
+]
+Out = Annotated[Path, typer.Option(help="Folder for the figures, and for the runs they need.")]
+SizeName = Annotated[
+    str, typer.Option("--size", help="tiny (seconds), quick (minutes to an hour), paper (its settings; use a GPU).")
+]
+Data = Annotated[str | None, typer.Option(help="Another data set than the size's.")]
+Rounds = Annotated[int | None, typer.Option(help="Other numbers of rounds, of runs and of traces.", min=1)]
+Clients = Annotated[int | None, typer.Option(help="Clients of the Dirichlet and iid partitions.", min=1)]
+Cohort = Annotated[int | None, typer.Option(help="Clients a round.", min=1)]
+Epochs = Annotated[list[int] | None, typer.Option(help="Local epochs of the runs; may be given several times.", min=1)]
+Alphas = Annotated[
+    list[float] | None, typer.Option("--alpha", help="Dirichlet's alpha; may be given several times, largest first.")
+]
+EngineName = Annotated[str, typer.Option("--engine", help="auto, reference or lanes.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+@drift_app.command()
+def figures(
+    out: Out,
+    only: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given several times.")] = None,
+    size: SizeName = "quick",
+    data: Data = None,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: Cohort = None,
+    epochs: Epochs = None,
+    alpha: Alphas = None,
+    root: Root = None,
+    engine: EngineName = "auto",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Make the figures of the paper's analysis: each as SVG, PNG and CSV, and figures.json for the report page.
+
+    Runs lie in DIR/runs and traces in DIR/traces; stopped and started again, the command goes on where it was.
+
+    Example: fedeve drift figures --out figures --only fig2a --only law
+    """
+    from .figures import FIGURES
+
+    changes = changes_of(data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha)
+    make(
+        list(only or FIGURES), out=out, size=size, changes=changes, root=root, engine=engine, device=device,
+        as_json=as_json,
+    )  # fmt: skip
+
+
+def changes_of(
+    *,
+    data: str | None,
+    rounds: int | None,
+    clients: int | None,
+    cohort: int | None,
+    epochs: list[int] | None,
+    alpha: list[float] | None,
+) -> dict[str, Any]:
+    """What a command line changes of a size; None leaves it as it is."""
+    return {
+        "data": data, "rounds": rounds, "trace_rounds": rounds, "num_clients": clients, "cohort": cohort,
+        "epochs": tuple(epochs) if epochs else None, "alphas": tuple(alpha) if alpha else None,
+    }  # fmt: skip
+
+
+def make(
+    names: list[str],
+    *,
+    out: Path,
+    size: str,
+    changes: dict[str, Any],
+    root: str | None,
+    engine: str,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Make these figures and say so; what `fedeve drift figures` and `fedeve paper NAME` share."""
+    from ..cli import _stoppable, _writable
+    from ..errors import unknown
+    from ..experiments.watching import watching
+    from . import figures, lab
+
+    for name in names:
+        if name not in figures.FIGURES:
+            raise unknown("figure", name, figures.FIGURES)
+    chosen = lab.size(size, **changes)
+    _writable(out)
+    place = lab.Lab(
+        chosen, out, root=root, engine=engine, device=device, tell=_teller(as_json),
+        watching=lambda label: watching(as_json=as_json, label=label),
+    )  # fmt: skip
+    with _stoppable():
+        try:
+            entries = figures.make(place, names)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("stopped; the same command goes on where it was") from None
+    if as_json:
+        print(json.dumps({"done": True, "out": str(out), "figures": entries}))
+        return
+    for entry in entries:
+        print(f"\n{entry['title']}: {out / entry['svg']}\n  {entry['reading']}")
+
+
+def _teller(as_json: bool) -> Callable[[str], None]:
+    def tell(line: str) -> None:
+        print(json.dumps({"progress": line}) if as_json else line, flush=True)
+
+    return tell
+
+
+@drift_app.command()
+def inspect(
+    target: Target,
+    cohort: Annotated[int, typer.Option(help="Clients a round.", min=1)] = 10,
+    changes: Changes = None,
+    root: Root = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the picture as SVG, PNG and CSV.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a federation: client sizes, label mix, H, the drift to expect by cohort size, what cohort would halve it.
+
+    Example: fedeve drift inspect digits --set partition=dirichlet --set alpha=0.1 --cohort 10
+    """
+    from ..cli import _stoppable, _writable
+    from . import inspection, labels, style
+
+    if out is not None:
+        _writable(out)
+    if not as_json:
+        print(f"Looking at {target} ...", flush=True)
+    with _stoppable():
+        data = inspection.federation_of(target, changes=changes or (), root=root)
+        picture = labels.inspect(data, cohort=cohort)
+        saved = None if out is None else style.save(inspection.drawing(data, picture), out)
+    if as_json:
+        print(json.dumps(picture.as_dict()))
+        return
+    print("\n".join(inspection.lines(picture)))
+    if saved is not None and out is not None:
+        print(f"\npicture: {out / saved['svg']}")
+
+
+@drift_app.command()
+def measure(
+    target: Target,
+    cohort: Annotated[int, typer.Option(help="Clients a round.", min=1)] = 10,
+    average: Annotated[
+        str, typer.Option(help="Who counts how much: definition, plain or examples; see docs/drift.md.")
+    ] = "definition",
+    cohorts: Annotated[
+        int, typer.Option(help="Cohorts for client drift, each of which trains models; 0 leaves it out.", min=0)
+    ] = 3,
+    tolerance: Annotated[float, typer.Option(help="A model is trained until its gradient is this share.")] = 0.01,
+    max_steps: Annotated[int, typer.Option(help="Steps at most in such a training.", min=1)] = 200,
+    max_clients: Annotated[
+        int | None, typer.Option(help="Look at so many clients, drawn at random, instead of all.", min=2)
+    ] = None,
+    changes: Changes = None,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure both drifts of Definition 1, at a new model or, for a run's folder, where its checkpoint stands.
+
+    Example: fedeve drift measure digits --set partition=dirichlet --set model=linear --cohort 10
+    """
+    from ..cli import _stoppable
+    from . import definition
+
+    with _stoppable():
+        report = definition.measure(
+            target, cohort=cohort, average=average, cohorts=cohorts, tolerance=tolerance, max_steps=max_steps,
+            max_clients=max_clients, changes=changes or (), root=root, tell=_teller(as_json),
+        )  # fmt: skip
+    print(json.dumps(report) if as_json else "\n".join(definition.lines(report)))
