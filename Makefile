@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-flower lint format bench clean
+.PHONY: help demo test test-all test-convert lint format bench clean
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
@@ -22,14 +22,15 @@ test: $(READY)  ## all tests but the slow ones
 test-all: $(READY)  ## every test
 	$(BIN)/python -m pytest -n 2 -m '' $(PYTEST)
 
-FLOWER := .venv-flower/.ready
-$(FLOWER): pyproject.toml
-	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[dev,flower]'
-	@touch $(FLOWER)
+CONVERT := .venv-convert/.ready
+$(CONVERT): pyproject.toml
+	$(PYTHON) -m venv .venv-convert
+	.venv-convert/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[data,convert]' \
+		pytest pytest-xdist hypothesis scipy
+	@touch $(CONVERT)
 
-test-flower: $(FLOWER)  ## conversions from Hugging Face and Flower data sets, in an environment of their own
-	.venv-flower/bin/python -m pytest tests/data/test_own.py $(PYTEST)
+test-convert: $(CONVERT)  ## conversions from Hugging Face and Flower data sets, in an environment of their own
+	.venv-convert/bin/python -m pytest tests/data/test_own.py $(PYTEST)
 
 lint: $(READY)  ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
@@ -46,4 +47,4 @@ bench: $(READY)  ## speed, on this machine, into benchmarks/results (MovieLens o
 	@if [ -n "$$FEDEVE_DATA" ]; then $(BIN)/python benchmarks/movielens.py; else echo "FEDEVE_DATA is not set: no MovieLens"; fi
 
 clean:  ## remove what was made
-	rm -rf $(VENV) .venv-flower build dist demo *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-convert build dist demo *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

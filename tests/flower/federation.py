@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from torch.nn.functional import cross_entropy
 
 from fedeve import FedAvg, LocalWork, Method, Run, datasets, local
-from fedeve.flower import correct, says_partition
+from fedeve.flower import correct, say_partition
 
 NUM_NODES = 8
 
@@ -54,7 +54,8 @@ def train_locally(message: Message, context: Context, *, corrects: bool = True) 
     return Message(content=RecordDict(records | (corrected.finish() if corrected else {})), reply_to=message)
 
 
-app = ClientApp(mods=[says_partition])
+app = ClientApp()
+app.query("partition")(say_partition)
 
 
 @app.train()

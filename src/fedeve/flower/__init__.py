@@ -17,7 +17,7 @@ if importlib.util.find_spec("flwr") is None:  # pragma: no cover
     raise FedeveError("Flower is not installed", got=Words("no module flwr"), do="pip install 'fedeve[flower]'")
 
 if TYPE_CHECKING:
-    from .client import Corrected, correct, says_partition
+    from .client import Corrected, correct, say_partition
     from .monitor import DriftMonitor
     from .options import Options
     from .secure import SecureFedEve, secure_update
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 _HOME = {
-    "client": ("Corrected", "correct", "says_partition"),
+    "client": ("Corrected", "correct", "say_partition"),
     "monitor": ("DriftMonitor",),
     "options": ("Options",),
     "secure": ("SecureFedEve", "secure_update"),

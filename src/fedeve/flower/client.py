@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor, nn
 
 from .. import methods
@@ -33,10 +32,8 @@ FOLDER = "fedeve-memory"
 """In a node's configuration: a folder that outlives the SuperNode and the run, for what its client remembers."""
 
 
-def says_partition(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod that answers `nodes="ask"`: `ClientApp(mods=[says_partition])`."""
-    if message.metadata.message_type != f"query.{QUESTION}":
-        return call_next(message, context)
+def say_partition(message: Message, context: Context) -> Message:
+    """Answers a strategy with `nodes="ask"`; in the ClientApp: `app.query("partition")(say_partition)`."""
     number = context.node_config.get("partition-id")
     answer = ConfigRecord({"partition-id": number} if isinstance(number, int) else {})
     return Message(content=RecordDict({QUESTION: answer}), reply_to=message)

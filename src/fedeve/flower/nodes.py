@@ -15,7 +15,7 @@ from .. import seeds
 QUESTION = "partition"
 """The action under which a client is asked for its partition-id."""
 log = getLogger("flwr")
-_PATIENCE = 60.0  # seconds that a node has to say which partition it holds
+_PATIENCE = 600.0  # seconds that a node has to say which partition it holds
 
 
 class Nodes:
@@ -24,6 +24,7 @@ class Nodes:
     def __init__(self, how: str, seed: int) -> None:
         self.how, self.seed = how, seed
         self._numbers: dict[int, int] = {}  # of every node seen so far
+        self._asked: set[int] = set()
         self._online: list[int] = []
 
     def __len__(self) -> int:
@@ -48,8 +49,9 @@ class Nodes:
         """Who is online; nodes not seen before get a number."""
         infos = {info.node_id: info.registered_at for info in grid.get_nodes()}
         if self.how == "ask":
-            new = [node for node in infos if node not in self._numbers]
-            self._numbers |= _ask(grid, new) if new else {}
+            new = [node for node in infos if node not in self._asked]
+            self._numbers |= _ask(grid, new, taken=set(self._numbers.values())) if new else {}
+            self._asked |= set(new)
         else:
             # A node that was seen keeps its number even while others are away.
             for node in sorted(infos, key=lambda node: (infos[node], node)):
@@ -74,17 +76,16 @@ def share_of(num_nodes: int, fraction: float, least: int) -> int:
     return max(int(num_nodes * fraction), least)
 
 
-def _ask(grid: Grid, nodes: Iterable[int]) -> dict[int, int]:
-    """The partition ids of nodes whose clients have `says_partition` among their mods."""
+def _ask(grid: Grid, nodes: Iterable[int], *, taken: set[int]) -> dict[int, int]:
+    """The partition ids of nodes whose clients answer with `say_partition`; the others are named and not used."""
     kind = f"{MessageType.QUERY}.{QUESTION}"
     questions = [Message(content=RecordDict(), message_type=kind, dst_node_id=node) for node in nodes]
     found: dict[int, int] = {}
     for reply in grid.send_and_receive(questions, timeout=_PATIENCE):
-        node = reply.metadata.src_node_id
         answer = None if reply.has_error() else reply.content.config_records.get(QUESTION, {}).get("partition-id")
-        if not isinstance(answer, int) or answer in found.values():
-            what = "does not say its partition" if not isinstance(answer, int) else f"says {answer}, as another does"
-            log.log(WARNING, "node %d is not used: it %s", node, what)
-            continue
-        found[node] = answer
+        if isinstance(answer, int) and answer not in taken and answer not in found.values():
+            found[reply.metadata.src_node_id] = answer
+    for node in nodes:
+        if node not in found:
+            log.log(WARNING, "node %d is not used: it does not say which partition it holds, or another has it", node)
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import INFO, WARNING, getLogger
 from typing import Any
 
@@ -71,6 +71,7 @@ class MethodStrategy(Strategy):
         self.statistics = torch.zeros(0)
         self._sent = Sent(torch.zeros(0))
         self._cohort: dict[int, int] = {}
+        self._asked: list[Any] = []  # the metadata of the round's messages, whose ids are known once they are sent
 
     def summary(self) -> None:
         """Log what this strategy is."""
@@ -121,7 +122,9 @@ class MethodStrategy(Strategy):
         log.log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(chosen), len(self.nodes))
         self._cohort = {node: place for place, node in enumerate(chosen)}
         content = self._message_content(server_round, config)
-        return [Message(content=content, message_type=MessageType.TRAIN, dst_node_id=node) for node in chosen]
+        messages = [Message(content=content, message_type=MessageType.TRAIN, dst_node_id=node) for node in chosen]
+        self._asked = [message.metadata for message in messages]
+        return messages
 
     def _message_content(self, server_round: int, config: ConfigRecord) -> RecordDict:
         assert self.wire is not None
@@ -146,8 +149,10 @@ class MethodStrategy(Strategy):
         options = self.options
         gathering = Gathering(options.outlier, options.max_outliers, options.clip_norm)
         told: dict[int, RecordDict] = {}
-        for message in self._ordered(replies):
-            self._take(message, gathering, told)
+        nodes = {asked.message_id: asked.dst_node_id for asked in self._asked if asked.message_id}
+        for node, message in self._ordered(replies, nodes):
+            self._take(node, message, gathering, told)
+            del message  # the next one is fetched while this would still be held
         gathering.finish()
         unused = {one.place for one in gathering.left_out}
         facts = self._step(gathering)
@@ -164,15 +169,20 @@ class MethodStrategy(Strategy):
         metrics.update(_counts(gathering, asked=len(self._cohort)))
         return (None if gathering.lost else self.arrays()), metrics
 
-    def _ordered(self, replies: Iterable[Message]) -> Iterable[Message]:
-        """Replies in the cohort's order: our loop streams them so, Flower's own gives a list in order of arrival."""
-        if not isinstance(replies, Sequence):
-            return replies
-        return sorted(replies, key=lambda m: self._cohort.get(m.metadata.src_node_id, len(self._cohort)))
+    def _ordered(self, replies: Iterable[Message], nodes: dict[str, int]) -> Iterator[tuple[int, Message]]:
+        """Replies and whose they are, in the cohort's order: our loop streams them so, Flower's gives a list."""
 
-    def _take(self, message: Message, gathering: Gathering, told: dict[int, RecordDict]) -> None:
+        def whose(message: Message) -> int:
+            # What the SuperLink says about a node that is gone comes from the SuperLink, in reply to our message.
+            return nodes.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
+
+        if isinstance(replies, Sequence):
+            replies = sorted(replies, key=lambda m: self._cohort.get(whose(m), len(self._cohort)))
+        for message in replies:
+            yield whose(message), message
+
+    def _take(self, node: int, message: Message, gathering: Gathering, told: dict[int, RecordDict]) -> None:
         assert self.wire is not None
-        node = message.metadata.src_node_id
         place = self._cohort.get(node)
         try:
             if place is None:
