@@ -5,6 +5,7 @@ Every process is started here, in a session of its own, and ended by its id.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -45,21 +46,19 @@ class Process:
             )  # fmt: skip
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the process and all it started, which are those of its session."""
+        """End the process and all it started, each by its id."""
         if self.handle is None:
             return
-        for attempt in (number, signal.SIGKILL):
-            try:
-                os.killpg(self.handle.pid, attempt)
-            except ProcessLookupError:
-                break
-            try:
-                self.handle.wait(timeout=10)
-                if not _session_lives(self.handle.pid):
-                    break
-            except subprocess.TimeoutExpired:
-                continue
-        self.handle.wait()
+        family = _descendants(self.handle.pid)
+        _send(number, [self.handle.pid])
+        try:
+            self.handle.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            _send(signal.SIGKILL, [self.handle.pid])
+            self.handle.wait()
+        _send(signal.SIGKILL, family)  # most have ended with it
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.handle.pid, signal.SIGKILL)  # what outlived it in the session that was started for it
         self.handle = None
 
     @property
@@ -67,15 +66,24 @@ class Process:
         return self.handle is not None and self.handle.poll() is None
 
 
-def _session_lives(leader: int) -> bool:
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        try:
-            os.killpg(leader, 0)
-        except ProcessLookupError:
-            return False
-        time.sleep(0.1)
-    return True
+def _send(number: int, processes: list[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def _descendants(process: int) -> list[int]:
+    """The processes that one has started, and those that they have; SuperExec and apps run in sessions of their own."""
+    parents: dict[int, list[int]] = {}
+    for line in subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.splitlines():
+        child, parent = map(int, line.split())
+        parents.setdefault(parent, []).append(child)
+    found, left = [], [process]
+    while left:
+        children = parents.get(left.pop(), [])
+        found += children
+        left += children
+    return found
 
 
 @dataclass
@@ -136,6 +144,19 @@ class Federation:
             "--auth-supernode-private-key", str(self.folder / key), "--node-config", config,
         ]  # fmt: skip
         return Process(command, self.folder / f"{key}.log", self.env)
+
+    def revive(self, number: int, *, seconds: float = 150) -> None:
+        """Start a node that was killed, again and again: Flower lets it in once its last heartbeat has lapsed."""
+        node, end = self.nodes[number], time.monotonic() + seconds
+        while time.monotonic() < end:
+            node.stop()
+            node.start()
+            until = time.monotonic() + 20
+            while node.alive and time.monotonic() < until:
+                time.sleep(0.5)
+            if node.alive:
+                return
+        raise TimeoutError(f"node {number} was not let in again: {node.log.read_text()[-2000:]}")
 
     def start_link(self) -> None:
         """Start the SuperLink and wait until it answers."""

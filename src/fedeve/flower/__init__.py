@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .client import Corrected, correct, say_partition
     from .monitor import DriftMonitor
     from .options import Options
-    from .secure import SecureFedEve, secure_update
+    from .secure import SecureStrategy, secure_update
     from .strategy import MethodStrategy
 
     # What `__getattr__` makes, spelled out for type checkers; a test compares the list with all_methods().
@@ -47,7 +47,7 @@ _HOME = {
     "client": ("Corrected", "correct", "say_partition"),
     "monitor": ("DriftMonitor",),
     "options": ("Options",),
-    "secure": ("SecureFedEve", "secure_update"),
+    "secure": ("SecureStrategy", "secure_update"),
     "strategy": ("MethodStrategy",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

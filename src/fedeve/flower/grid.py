@@ -10,7 +10,7 @@ from itertools import islice
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-_PAUSE = 0.2  # seconds between two looks for replies
+_PAUSES = (0.01, 1.0)  # seconds between two looks for replies, doubling while none comes
 
 
 def in_order(grid: Grid, messages: Iterable[Message], *, timeout: float | None, window: int) -> Iterator[Message]:
@@ -24,7 +24,7 @@ def in_order(grid: Grid, messages: Iterable[Message], *, timeout: float | None, 
     waiting = deque(m.metadata.message_id for m in sent if m.metadata.message_id in accepted)
     del sent
     early: dict[str, Message] = {}
-    end = None if timeout is None else time.monotonic() + timeout
+    end, pause = None if timeout is None else time.monotonic() + timeout, _PAUSES[0]
     while waiting:
         late = end is not None and time.monotonic() >= end
         wanted = [name for name in islice(waiting, window) if name not in early]
@@ -32,9 +32,11 @@ def in_order(grid: Grid, messages: Iterable[Message], *, timeout: float | None, 
             early[reply.metadata.reply_to_message_id] = reply
             del reply
         if waiting[0] in early:
+            pause = _PAUSES[0]
             while waiting and waiting[0] in early:
                 yield early.pop(waiting.popleft())
         elif late:
             waiting.popleft()
         else:
-            time.sleep(_PAUSE)
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSES[1])

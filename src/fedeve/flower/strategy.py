@@ -154,6 +154,9 @@ class MethodStrategy(Strategy):
             self._take(node, message, gathering, told)
             del message  # the next one is fetched while this would still be held
         gathering.finish()
+        heard = set(told) | {one.place for one in gathering.left_out}
+        silent = [(node, place) for node, place in self._cohort.items() if place not in heard]
+        gathering.left_out += [LeftOut(node, place, "did not answer in time") for node, place in silent]
         unused = {one.place for one in gathering.left_out}
         facts = self._step(gathering)
         for one in gathering.left_out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,18 +10,22 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.nn.functional import cross_entropy
 
-from fedeve import FedAvg, LocalWork, Method, Run, datasets, local
+from fedeve import FedAvg, FederatedData, LocalWork, Method, Run, datasets, local
 from fedeve.flower import correct, say_partition
 
 NUM_NODES = 8
 
 
+@functools.cache
+def the_data() -> FederatedData:
+    return datasets.load("digits", partition="dirichlet", alpha=0.5, num_clients=NUM_NODES)
+
+
 def make_run(method: Method | None = None, **changes: Any) -> Run:
     """The run that the federation plays; in float32, with clients of unequal sizes."""
-    data = datasets.load("digits", partition="dirichlet", alpha=0.5, num_clients=NUM_NODES)
     defaults: dict[str, Any] = {"model": "linear", "rounds": 3, "cohort": 4, "seed": 11, "eval_every": 1}
     work = LocalWork(lr=0.1, batch=20, epochs=1)
-    return Run(method=method or FedAvg(), data=data, local=work, **(defaults | changes))
+    return Run(method=method or FedAvg(), data=the_data(), local=work, **(defaults | changes))
 
 
 def initial_arrays(run: Run) -> ArrayRecord:
