@@ -75,7 +75,9 @@ def _send(number: int, processes: list[int]) -> None:
 def _descendants(process: int) -> list[int]:
     """The processes that one has started, and those that they have; SuperExec and apps run in sessions of their own."""
     parents: dict[int, list[int]] = {}
-    for line in subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.splitlines():
+    for line in subprocess.run(
+        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout.splitlines():
         child, parent = map(int, line.split())
         parents.setdefault(parent, []).append(child)
     found, left = [], [process]
@@ -137,7 +139,9 @@ class Federation:
 
     def node(self, number: int, *, key: str, authority: Path | None = None) -> Process:
         """A SuperNode that holds partition `number`, with this key, trusting this authority. It is not started."""
-        config = f'partition-id={number} num-partitions={self.num_nodes} fedeve-memory="{self.folder / f"memory{number}"}"'
+        config = (
+            f'partition-id={number} num-partitions={self.num_nodes} fedeve-memory="{self.folder / f"memory{number}"}"'
+        )
         command = [
             str(BIN / "flower-supernode"), "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
             "--port", str(free_port()), "--root-certificates", str(authority or self.folder / "ca.crt"),

@@ -108,7 +108,9 @@ def clients(app: ClientApp, num_nodes: int, *, contexts: dict[int, Context] | No
     return answer
 
 
-def replying(make: Callable[[int, dict[str, np.ndarray]], dict[str, np.ndarray]], weight: Callable[[int], Any]) -> Answer:
+def replying(
+    make: Callable[[int, dict[str, np.ndarray]], dict[str, np.ndarray]], weight: Callable[[int], Any]
+) -> Answer:
     """Clients that know nothing of fedeve: `make(partition, arrays)` are the arrays they send back."""
 
     def answer(message: Message, partition: int) -> Message:

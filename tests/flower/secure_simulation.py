@@ -36,7 +36,9 @@ class Client(NumPyClient):
     def fit(self, parameters, config):
         start = np.concatenate([np.asarray(p, dtype=np.float64).reshape(-1) for p in parameters])
         end = np.split(end_of(start, self.number), [12])
-        return secure_update(parameters, [e.reshape(p.shape) for e, p in zip(end, parameters, strict=True)], clip_norm=CLIP)
+        return secure_update(
+            parameters, [e.reshape(p.shape) for e, p in zip(end, parameters, strict=True)], clip_norm=CLIP
+        )
 
 
 app = ClientApp(lambda context: Client(int(context.node_config["partition-id"])).to_client(), mods=[secaggplus_mod])

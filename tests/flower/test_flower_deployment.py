@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -12,9 +11,6 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedeve[flower]'")
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-sys.path[:0] = [str(EXAMPLES / "flower-deploy"), str(EXAMPLES / "flower-app")]
 
 from certificates import make_authority, make_node_key
 from deploy import notes, play
@@ -75,7 +71,9 @@ def test_every_method_over_tls_is_the_reference_and_two_runs_have_identical_bits
     with Federation(tmp_path, num_nodes=3) as federation:
         for method in all_methods():
             result = trained(federation, method, rounds=2, name=method)
-            assert_is_reference(result, describe(settings(**{"method": method, "num-rounds": 2, "fraction-train": 1.0}), 3))
+            assert_is_reference(
+                result, describe(settings(**{"method": method, "num-rounds": 2, "fraction-train": 1.0}), 3)
+            )
         again = trained(federation, "fedeve", rounds=2, name="again")
         first = load_file(tmp_path / "fedeve.safetensors")
         assert all(torch.equal(tensor, first[name]) for name, tensor in load_file(again).items())
@@ -111,12 +109,13 @@ def test_flwr_run_works_as_it_stands(tmp_path):
             if _listens(port):
                 break
             subprocess.run(["sleep", "0.25"], check=True)
-        result = tmp_path / "result.safetensors"
-        done = subprocess.run(
-            [str(BIN / "flwr"), "run", ".", "--stream", "--run-config", f'result="{result}"'],
-            cwd=APP, env=env, capture_output=True, text=True, timeout=500,
-        )  # fmt: skip
-        assert "round 5: accuracy" in done.stdout + done.stderr, done.stdout[-3000:] + done.stderr[-3000:]
-        assert_is_reference(result, describe(settings(), 10))
+        for num_nodes, more in ((2, []), (10, ["--federation-config", "num-supernodes=10"])):  # Flower's default is 2
+            result = tmp_path / f"result{num_nodes}.safetensors"
+            done = subprocess.run(
+                [str(BIN / "flwr"), "run", ".", "--stream", "--run-config", f'result="{result}"', *more],
+                cwd=APP, env=env, capture_output=True, text=True, timeout=300,
+            )  # fmt: skip
+            assert "round 5: accuracy" in done.stdout + done.stderr, done.stdout[-3000:] + done.stderr[-3000:]
+            assert_is_reference(result, describe(settings(), num_nodes))
     finally:
         link.stop()

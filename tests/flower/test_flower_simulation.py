@@ -50,7 +50,10 @@ def test_fedeve_under_flowers_secagg_plus_is_fedeve_up_to_its_quantisation(tmp_p
     play("secure_simulation.py", tmp_path / "result.json")
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["lost"] == {}
-    method, state = FedEve(), FedEve().init(torch.from_numpy(np.concatenate([s.reshape(-1) for s in secure_simulation.START])))
+    method, state = (
+        FedEve(),
+        FedEve().init(torch.from_numpy(np.concatenate([s.reshape(-1) for s in secure_simulation.START]))),
+    )
     for number in range(1, secure_simulation.ROUNDS + 1):
         start = method.send(state).params.double().numpy()
         ends = np.stack([secure_simulation.end_of(start, client) for client in range(secure_simulation.NUM_NODES)])

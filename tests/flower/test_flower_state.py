@@ -257,7 +257,9 @@ def test_a_server_that_dies_in_mid_round_plays_that_round_again_with_the_same_nu
 def test_another_federations_checkpoint_is_refused(change, tmp_path):
     options = OPTIONS | {"checkpoint": tmp_path / "state"}
     played(MethodStrategy(FedEve(), **options), rounds=1)
-    other = MethodStrategy(change.get("method", FedEve()), **(options | {k: v for k, v in change.items() if k == "seed"}))
+    other = MethodStrategy(
+        change.get("method", FedEve()), **(options | {k: v for k, v in change.items() if k == "seed"})
+    )
     with pytest.raises(FedeveError, match="another run"):
         played(other, rounds=2)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import torch
-from digits_app.task import describe
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.nn.functional import cross_entropy
 
+from digits_app.task import describe
 from fedeve import local
 from fedeve.flower import correct
 

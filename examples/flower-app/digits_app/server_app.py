@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from digits_app.task import describe
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from safetensors.torch import save_file
 
+from digits_app.task import describe
 from fedeve.flower import MethodStrategy
 
 app = ServerApp()

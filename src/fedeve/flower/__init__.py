@@ -50,6 +50,10 @@ _HOME = {
     "secure": ("SecureStrategy", "secure_update"),
     "strategy": ("MethodStrategy",),
 }
+__all__ = [
+    "Corrected", "DriftMonitor", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedEve", "FedProx", "FedYogi",
+    "MethodStrategy", "Options", "Scaffold", "SecureStrategy", "correct", "say_partition", "secure_update",
+]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 

@@ -24,7 +24,7 @@ STATISTICS = ("running_mean", "running_var")
 _HEADER = 4096  # bytes that an array's own description may take besides its numbers
 
 
-class Misfit(Exception):
+class MisfitError(Exception):
     """An array that is not what was asked for; the text says in what way."""
 
 
@@ -71,28 +71,35 @@ class Wire:
         return torch.float64 if wide else torch.float32
 
     def vector(self, record: Mapping[str, Array], kind: str = "params") -> Tensor:
-        """The vector [D] of the arrays of one kind; raises `Misfit` if one is not as it should be."""
+        """The vector [D] of the arrays of one kind; raises `MisfitError` if one is not as it should be."""
         parts = [torch.from_numpy(read(name, record[name], spec)) for name, spec in self.named(kind).items()]
         return torch.cat([part.to(self.dtype) for part in parts]) if parts else torch.zeros(0, dtype=self.dtype)
 
     def check(self, record: Mapping[str, Array]) -> None:
-        """Raise `Misfit` unless a record has these arrays, no more and no less."""
+        """Raise `MisfitError` unless a record has these arrays, no more and no less."""
         missing, extra = [n for n in self.specs if n not in record], [n for n in record if n not in self.specs]
         if missing or extra:
-            raise Misfit("; ".join([f"misses {n!r}" for n in missing[:3]] + [f"has {n!r} too many" for n in extra[:3]]))
+            raise MisfitError(
+                "; ".join([f"misses {n!r}" for n in missing[:3]] + [f"has {n!r} too many" for n in extra[:3]])
+            )
         for name in self.kept:
             _check_header(name, record[name], self.specs[name])
 
     def record(self, params: Tensor, statistics: Tensor) -> ArrayRecord:
         """The arrays of a model as they were given, with these numbers in them."""
-        parts = {"params": iter(self._split(params, "params")), "statistics": iter(self._split(statistics, "statistics"))}
+        parts = {
+            "params": iter(self._split(params, "params")),
+            "statistics": iter(self._split(statistics, "statistics")),
+        }
         made = {n: self.kept[n] if spec.kind == "kept" else next(parts[spec.kind]) for n, spec in self.specs.items()}
         return ArrayRecord(made)
 
     def _split(self, vector: Tensor, kind: str) -> list[Array]:
         specs = list(self.named(kind).values())
         pieces = vector.detach().cpu().split([spec.size for spec in specs]) if specs else ()
-        arrays = (np.ascontiguousarray(p.numpy(), dtype=s.dtype).reshape(s.shape) for p, s in zip(pieces, specs, strict=True))
+        arrays = (
+            np.ascontiguousarray(p.numpy(), dtype=s.dtype).reshape(s.shape) for p, s in zip(pieces, specs, strict=True)
+        )
         return [Array(array) for array in arrays]
 
     def describe(self) -> list[Any]:
@@ -110,14 +117,14 @@ def _spec(name: str, array: Array, statistics: tuple[str, ...]) -> Spec:
     spec = Spec(tuple(array.shape), array.dtype, kind)
     try:
         values = read(name, array, spec)
-    except Misfit as error:
+    except MisfitError as error:
         raise FedeveError("the initial arrays cannot be used", got=Words(str(error)), do="give finite arrays") from None
     del values
     return spec
 
 
 def read(name: str, array: Array, spec: Spec) -> NDArray[Any]:
-    """The numbers of an array [n], copied; raises `Misfit` unless its shape and dtype are the expected and all finite.
+    """The numbers of an array [n], copied; raises `MisfitError` unless shape and dtype are as expected and all finite.
 
     Its own header is compared before anything is allocated, so that a false one costs no memory.
     """
@@ -125,29 +132,29 @@ def read(name: str, array: Array, spec: Spec) -> NDArray[Any]:
     flat = np.frombuffer(array.data, dtype=spec.dtype, count=spec.size, offset=offset)
     values = flat.reshape(spec.shape, order="F").reshape(-1) if fortran else flat
     if spec.kind != "kept" and not np.isfinite(values).all():
-        raise Misfit(f"{name!r} is not finite")
+        raise MisfitError(f"{name!r} is not finite")
     if name.rsplit(".", 1)[-1] == "running_var" and (values < 0).any():
-        raise Misfit(f"{name!r} has a negative variance")
+        raise MisfitError(f"{name!r} has a negative variance")
     return np.array(values)
 
 
 def _check_header(name: str, array: Array, spec: Spec) -> tuple[int, bool]:
-    """Where an array's numbers begin, and whether columns come first; raises `Misfit` if it is not what was sent."""
+    """Where an array's numbers begin, and whether columns come first; raises `MisfitError` if it is of another kind."""
     if array.stype != "numpy.ndarray":
-        raise Misfit(f"{name!r} is in an unknown format")
+        raise MisfitError(f"{name!r} is in an unknown format")
     if tuple(array.shape) != spec.shape:
-        raise Misfit(f"{name!r} has shape {tuple(array.shape)} instead of {spec.shape}")
+        raise MisfitError(f"{name!r} has shape {tuple(array.shape)} instead of {spec.shape}")
     if array.dtype != spec.dtype:
-        raise Misfit(f"{name!r} has dtype {array.dtype} instead of {spec.dtype}")
+        raise MisfitError(f"{name!r} has dtype {array.dtype} instead of {spec.dtype}")
     stream = io.BytesIO(array.data[:_HEADER])
     try:
         version = np.lib.format.read_magic(stream)
         reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, fortran, dtype = reader(stream)
     except Exception:  # whatever numpy makes of arbitrary bytes
-        raise Misfit(f"{name!r} cannot be read") from None
+        raise MisfitError(f"{name!r} cannot be read") from None
     if tuple(shape) != spec.shape or dtype != np.dtype(spec.dtype):
-        raise Misfit(f"{name!r} holds {dtype} of shape {tuple(shape)}, which is not what it says")
+        raise MisfitError(f"{name!r} holds {dtype} of shape {tuple(shape)}, which is not what it says")
     if len(array.data) - stream.tell() != spec.size * dtype.itemsize:
-        raise Misfit(f"{name!r} has the wrong number of bytes")
+        raise MisfitError(f"{name!r} has the wrong number of bytes")
     return stream.tell(), bool(fortran)

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from ..method import Method, Sent
-from .arrays import Misfit, Spec, Wire, read
+from .arrays import MisfitError, Spec, Wire, read
 
 MARK = "fedeve"
 """The record with which a client that corrects its gradients says so, and the one with what else it sends."""
@@ -45,30 +45,42 @@ def needs_correction(method: Method) -> bool:
 
 
 def weight_of(content: RecordDict, key: str, *, most: float) -> float:
-    """The number of examples a reply says it was made from; raises `Misfit` if it is none."""
+    """The number of examples a reply says it was made from; raises `MisfitError` if it is none."""
     records = list(content.metric_records.values())
     if len(records) != 1:
-        raise Misfit(f"has {len(records)} metric records instead of one")
+        raise MisfitError(f"has {len(records)} metric records instead of one")
     value = records[0].get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Misfit(f"has no number under {key!r}")
+        raise MisfitError(f"has no number under {key!r}")
     if not math.isfinite(value) or value <= 0:
-        raise Misfit(f"says {key} = {value}")
+        raise MisfitError(f"says {key} = {value}")
     if value > most:
-        raise Misfit(f"says {key} = {value:g}, more than {most:g}")
+        raise MisfitError(f"says {key} = {value:g}, more than {most:g}")
     return float(value)
 
 
 def read_reply(
-    message: Message, place: int, *, wire: Wire, sent: Sent, start: Tensor, method: Method, weighted_by: str, most: float
+    message: Message,
+    place: int,
+    *,
+    wire: Wire,
+    sent: Sent,
+    start: Tensor,
+    method: Method,
+    weighted_by: str,
+    most: float,
 ) -> Reply:
-    """A reply whose every number was looked at; raises `Misfit` with what is wrong. `start`: statistics that were sent."""
+    """A reply whose every number was looked at; raises `MisfitError` with what is wrong.
+
+    `start` are the running statistics that were sent.
+    """
     if message.has_error():
-        raise Misfit(f"failed: {message.error.reason}")
+        raise MisfitError(f"failed: {message.error.reason}")
     content = message.content
     weight = weight_of(content, weighted_by, most=most)
-    if needs_correction(method) and content.config_records.get(MARK, {}).get("method") != method.name:
-        raise Misfit(f"was not corrected for {method.name}; its client needs fedeve.flower.correct")
+    mark = content.config_records.get(MARK)
+    if needs_correction(method) and (mark is None or mark.get("method") != method.name):
+        raise MisfitError(f"was not corrected for {method.name}; its client needs fedeve.flower.correct")
     record = _model_arrays(content)
     wire.check(record)
     vectors = {UPDATE: wire.vector(record) - sent.params}
@@ -78,25 +90,25 @@ def read_reply(
     norms = {name: float(torch.linalg.vector_norm(vector, dtype=torch.float64)) for name, vector in vectors.items()}
     for name, norm in norms.items():
         if not math.isfinite(norm):
-            raise Misfit(f"its {name} is too large to square")
+            raise MisfitError(f"its {name} is too large to square")
     return Reply(place, message.metadata.src_node_id, weight, vectors, norms)
 
 
 def _model_arrays(content: RecordDict) -> ArrayRecord:
     records = [record for name, record in content.array_records.items() if name != EXTRAS]
     if len(records) != 1:
-        raise Misfit(f"has {len(records)} array records instead of one")
+        raise MisfitError(f"has {len(records)} array records instead of one")
     return records[0]
 
 
 def _extras(content: RecordDict, method: Method, like: Tensor) -> dict[str, Tensor]:
     if not method.replies:
         return {}
-    record = content.array_records.get(EXTRAS, {})
+    record = content.array_records.get(EXTRAS) or ArrayRecord()
     spec = Spec(tuple(like.shape), str(like.dtype).removeprefix("torch."), "params")
     missing = [name for name in method.replies if name not in record]
     if missing:
-        raise Misfit(f"misses {missing[0]!r}, which {method.name} needs; its client needs fedeve.flower.correct")
+        raise MisfitError(f"misses {missing[0]!r}, which {method.name} needs; its client needs fedeve.flower.correct")
     return {name: torch.from_numpy(read(name, record[name], spec)) for name in method.replies}
 
 
@@ -119,7 +131,7 @@ def averaged(contents: list[RecordDict], key: str) -> MetricRecord:
             if all(isinstance(value, int | float) for value in values):
                 out[name] = _mean([float(v) for v in values], weights, total)  # type: ignore[arg-type]
         elif all(isinstance(value, list) and len(value) == len(first) for value in values):
-            columns = zip(*values, strict=True)  # type: ignore[arg-type]
+            columns = zip(*values, strict=True)
             out[name] = [_mean([float(v) for v in column], weights, total) for column in columns]
     return out
 

@@ -24,7 +24,7 @@ from ..checkpoint import Checkpoint
 from ..errors import FedeveError, Words
 from ..local import corrected
 from ..method import Correction, Method, Sent
-from .arrays import Misfit, Wire
+from .arrays import Wire
 from .checks import EXTRAS, MARK
 from .nodes import QUESTION
 
@@ -52,7 +52,7 @@ def correct(
         )
     about = json.loads(str(config[MARK]))["method"]
     method = methods.create(about.pop("name"), **about)
-    return Corrected(method, message.content, context, model, optimizer, int(config["server-round"]), arrays)  # type: ignore[call-overload]
+    return Corrected(method, message.content, context, model, optimizer, int(str(config["server-round"])), arrays)
 
 
 class Corrected:
@@ -72,7 +72,7 @@ class Corrected:
         self.method, self.optimizer, self.num_steps = method, optimizer, 0
         self._wire = Wire.of(record)
         self._named = _parameters(model, self._wire)
-        extras = content.array_records.get(EXTRAS, {})
+        extras = content.array_records.get(EXTRAS) or ArrayRecord()
         self._sent = Sent(
             self._wire.vector(record), {n: torch.from_numpy(array.numpy().copy()) for n, array in extras.items()}
         )

@@ -1,4 +1,4 @@
-"""The rounds of a federation: Flower's loop, but replies are streamed in order, and every round is saved and resumed."""
+"""The rounds of a federation: Flower's loop, but replies are streamed in order, and rounds are saved and resumed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ def _resume(strategy: MethodStrategy, grid: Grid, initial: ArrayRecord, result: 
         strategy.lost = {int(n): why for n, why in values["lost"].items()}
     except KeyError as error:
         path = strategy.options.checkpoint
-        raise FedeveError(f"checkpoint {path} is not a strategy's", got=Words(str(error)), do="choose another") from None
+        raise FedeveError(
+            f"checkpoint {path} is not a strategy's", got=Words(str(error)), do="choose another"
+        ) from None
     result.arrays = strategy.arrays()
     log.log(INFO, "Continuing after round %d, as %s says", values["num_rounds"], strategy.options.checkpoint)
     return int(values["num_rounds"])

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from ..methods.fedeve import FedEve
 from . import checks, loop
-from .arrays import Misfit, Wire
+from .arrays import MisfitError, Wire
 from .gather import Gathering
 from .strategy import MethodStrategy
 
@@ -26,7 +26,7 @@ class DriftMonitor(Strategy):
 
     def __init__(self, strategy: Strategy, *, weighted_by_key: str | None = None) -> None:
         self.strategy = strategy
-        self.weighted_by_key = weighted_by_key or getattr(strategy, "weighted_by_key", "num-examples")
+        self.weighted_by_key: str = weighted_by_key or str(getattr(strategy, "weighted_by_key", "num-examples"))
         self._filter = FedEve()
         self._state: Any = None
         self._wire: Wire | None = None
@@ -79,11 +79,11 @@ class DriftMonitor(Strategy):
         try:
             record = next((r for n, r in message.content.array_records.items() if n != checks.EXTRAS), None)
             if record is None:
-                raise Misfit("has no arrays")
+                raise MisfitError("has no arrays")
             self._wire.check(record)
             weight = checks.weight_of(message.content, self.weighted_by_key, most=float("inf"))
             update = self._wire.vector(record) - self._start
-        except Misfit:
+        except MisfitError:
             return
         self._place += 1
         norms = {checks.UPDATE: float(torch.linalg.vector_norm(update, dtype=torch.float64))}
@@ -126,4 +126,3 @@ class DriftMonitor(Strategy):
         plan = loop.Plan(num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
         inner = self.strategy if isinstance(self.strategy, MethodStrategy) else None
         return loop.play(self, inner, grid, initial_arrays, plan)
-

@@ -82,7 +82,8 @@ def _ask(grid: Grid, nodes: Iterable[int], *, taken: set[int]) -> dict[int, int]
     questions = [Message(content=RecordDict(), message_type=kind, dst_node_id=node) for node in nodes]
     found: dict[int, int] = {}
     for reply in grid.send_and_receive(questions, timeout=_PATIENCE):
-        answer = None if reply.has_error() else reply.content.config_records.get(QUESTION, {}).get("partition-id")
+        record = None if reply.has_error() else reply.content.config_records.get(QUESTION)
+        answer = None if record is None else record.get("partition-id")
         if isinstance(answer, int) and answer not in taken and answer not in found.values():
             found[reply.metadata.src_node_id] = answer
     for node in nodes:

@@ -26,7 +26,9 @@ class Options:
     statistics: Any = setting(STATISTICS, help="names of arrays that are averaged but kept out of the method, a tuple")
     clip_norm: float | None = setting(None, help="largest norm of an update; a larger one is scaled down", above=0)
     outlier: float | None = setting(1000.0, help="a reply so many times larger than the median is left out", above=1)
-    max_outliers: int = setting(8, help="how many such replies are left out; more of them, and the round is lost", low=1)
+    max_outliers: int = setting(
+        8, help="how many such replies are left out; more of them, and the round is lost", low=1
+    )
     max_examples: float = setting(1e9, help="more examples than a client can have", above=0)
     min_replies: int = setting(1, help="good replies without which a round is lost", low=1)
     window: int = setting(4, help="replies that are fetched before it is their turn", low=1)

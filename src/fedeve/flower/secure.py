@@ -36,7 +36,9 @@ def secure_update(start: Arrays, end: Arrays, *, clip_norm: float) -> tuple[Arra
 
     All numbers lie within `clip_norm` of zero, so that is the `clipping_range` to give to SecAgg+.
     """
-    update = [np.asarray(e, dtype=np.float64) - np.asarray(s, dtype=np.float64) for s, e in zip(start, end, strict=True)]
+    update = [
+        np.asarray(e, dtype=np.float64) - np.asarray(s, dtype=np.float64) for s, e in zip(start, end, strict=True)
+    ]
     norm = float(np.sqrt(sum(float((part**2).sum()) for part in update)))
     shrink = min(1.0, clip_norm / norm) if norm > 0 else 1.0
     square = np.array([(norm * shrink) ** 2 / clip_norm])
@@ -89,7 +91,7 @@ class SecureStrategy(Strategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        client_manager.wait_for(self.min_clients)
+        client_manager.wait_for(self.min_clients, 86400)
         known = client_manager.all()
         size = max(int(len(known) * self.fraction_fit), self.min_clients)
         drawn = seeds.cohort(len(known), size, seed=self.seed, round=server_round - 1)

@@ -22,7 +22,7 @@ from .. import settings
 from ..errors import FedeveError, Words
 from ..method import Method, Sent
 from . import checks, loop
-from .arrays import Misfit, Wire
+from .arrays import MisfitError, Wire
 from .checks import EXTRAS, MARK, LeftOut
 from .gather import Gathering
 from .nodes import Nodes, share_of
@@ -99,7 +99,7 @@ class MethodStrategy(Strategy):
         try:
             self.wire.check(arrays)
             params, self.statistics = self.wire.vector(arrays), self.wire.vector(arrays, "statistics")
-        except Misfit as error:
+        except MisfitError as error:
             raise FedeveError(
                 "the model's arrays changed between rounds", got=Words(str(error)), do="pass on what was returned"
             ) from None
@@ -190,14 +190,14 @@ class MethodStrategy(Strategy):
         try:
             if place is None:
                 failed = f"failed: {message.error.reason}" if message.has_error() else "is not of this cohort"
-                raise Misfit(failed)
+                raise MisfitError(failed)
             if place in told:
-                raise Misfit("came twice")
+                raise MisfitError("came twice")
             reply = checks.read_reply(
                 message, place, wire=self.wire, sent=self._sent, start=self.statistics, method=self.method,
                 weighted_by=self.weighted_by_key, most=self.options.max_examples,
             )  # fmt: skip
-        except Misfit as error:
+        except MisfitError as error:
             gathering.left_out.append(LeftOut(node, place, str(error)))
             return
         told[place] = checks.metrics_of(message.content)
@@ -241,9 +241,9 @@ class MethodStrategy(Strategy):
             node = message.metadata.src_node_id
             try:
                 if message.has_error():
-                    raise Misfit(f"failed: {message.error.reason}")
+                    raise MisfitError(f"failed: {message.error.reason}")
                 checks.weight_of(message.content, self.weighted_by_key, most=self.options.max_examples)
-            except Misfit as error:
+            except MisfitError as error:
                 log.log(WARNING, "round %d: the evaluation of node %d is left out: it %s", server_round, node, error)
                 continue
             good[node] = checks.metrics_of(message.content)
