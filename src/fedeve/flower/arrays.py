@@ -72,8 +72,13 @@ class Wire:
 
     def vector(self, record: Mapping[str, Array], kind: str = "params") -> Tensor:
         """The vector [D] of the arrays of one kind; raises `MisfitError` if one is not as it should be."""
-        parts = [torch.from_numpy(read(name, record[name], spec)) for name, spec in self.named(kind).items()]
-        return torch.cat([part.to(self.dtype) for part in parts]) if parts else torch.zeros(0, dtype=self.dtype)
+        specs = self.named(kind)
+        vector = torch.empty(sum(spec.size for spec in specs.values()), dtype=self.dtype)
+        numbers, begin = vector.numpy(), 0
+        for name, spec in specs.items():
+            numbers[begin : begin + spec.size] = read(name, record[name], spec)
+            begin += spec.size
+        return vector
 
     def check(self, record: Mapping[str, Array]) -> None:
         """Raise `MisfitError` unless a record has these arrays, no more and no less."""
@@ -124,7 +129,7 @@ def _spec(name: str, array: Array, statistics: tuple[str, ...]) -> Spec:
 
 
 def read(name: str, array: Array, spec: Spec) -> NDArray[Any]:
-    """The numbers of an array [n], copied; raises `MisfitError` unless shape and dtype are as expected and all finite.
+    """The numbers of an array [n], read-only; raises `MisfitError` unless shape and dtype are as expected, all finite.
 
     Its own header is compared before anything is allocated, so that a false one costs no memory.
     """
@@ -135,7 +140,7 @@ def read(name: str, array: Array, spec: Spec) -> NDArray[Any]:
         raise MisfitError(f"{name!r} is not finite")
     if name.rsplit(".", 1)[-1] == "running_var" and (values < 0).any():
         raise MisfitError(f"{name!r} has a negative variance")
-    return np.array(values)
+    return values
 
 
 def _check_header(name: str, array: Array, spec: Spec) -> tuple[int, bool]:

@@ -83,15 +83,20 @@ def read_reply(
         raise MisfitError(f"was not corrected for {method.name}; its client needs fedeve.flower.correct")
     record = _model_arrays(content)
     wire.check(record)
-    vectors = {UPDATE: wire.vector(record) - sent.params}
+    vectors = {UPDATE: wire.vector(record).sub_(sent.params)}
     if wire.named("statistics"):
         vectors[MOVED] = wire.vector(record, "statistics") - start
     vectors |= _extras(content, method, sent.params)
-    norms = {name: float(torch.linalg.vector_norm(vector, dtype=torch.float64)) for name, vector in vectors.items()}
+    norms = {name: norm_of(vector) for name, vector in vectors.items()}
     for name, norm in norms.items():
         if not math.isfinite(norm):
             raise MisfitError(f"its {name} is too large to square")
     return Reply(place, message.metadata.src_node_id, weight, vectors, norms)
+
+
+def norm_of(vector: Tensor) -> float:
+    """The norm in float64, a piece at a time, since a copy of the vector in float64 would be the largest thing here."""
+    return math.sqrt(sum(float(piece.double().square().sum()) for piece in vector.split(1 << 16)))
 
 
 def _model_arrays(content: RecordDict) -> ArrayRecord:
@@ -109,7 +114,8 @@ def _extras(content: RecordDict, method: Method, like: Tensor) -> dict[str, Tens
     missing = [name for name in method.replies if name not in record]
     if missing:
         raise MisfitError(f"misses {missing[0]!r}, which {method.name} needs; its client needs fedeve.flower.correct")
-    return {name: torch.from_numpy(read(name, record[name], spec)) for name in method.replies}
+    # Copied, since what comes out of a message cannot be written to.
+    return {name: torch.from_numpy(read(name, record[name], spec).copy()) for name in method.replies}
 
 
 def metrics_of(content: RecordDict) -> RecordDict:

@@ -82,22 +82,21 @@ class DriftMonitor(Strategy):
                 raise MisfitError("has no arrays")
             self._wire.check(record)
             weight = checks.weight_of(message.content, self.weighted_by_key, most=float("inf"))
-            update = self._wire.vector(record) - self._start
+            update = self._wire.vector(record).sub_(self._start)
         except MisfitError:
             return
         self._place += 1
-        norms = {checks.UPDATE: float(torch.linalg.vector_norm(update, dtype=torch.float64))}
+        norms = {checks.UPDATE: checks.norm_of(update)}
         reply = checks.Reply(self._place, message.metadata.src_node_id, weight, {checks.UPDATE: update}, norms)
         self._gathering.add(reply)
 
     def _measure(self) -> dict[str, float]:
         self._gathering.finish()
-        summary = self._gathering.summary
-        if summary is None:
+        if self._gathering.updates is None:
             return {}
         if self._state is None:
             self._state = self._filter.init(torch.zeros_like(self._start))
-        self._state, facts = self._filter.step(self._state, summary)
+        self._state, facts = self._filter.step(self._state, self._gathering.updates.summary())
         return {
             "drift/client": float(facts["client_drift"]),
             "drift/period": float(facts["period_drift"]),

@@ -208,9 +208,9 @@ class MethodStrategy(Strategy):
         good, least = gathering.num_good, self.options.min_replies
         if not gathering.lost and good < least:
             gathering.lost = f"{good} good replies, {least} needed"
-        if gathering.lost or gathering.summary is None:
+        if gathering.lost or gathering.updates is None:
             return {}
-        state, facts = self.method.step(self.state, gathering.summary)
+        state, facts = self.method.step(self.state, gathering.updates.summary())
         if not all(bool(torch.isfinite(tensor).all()) for tensor in state):
             gathering.lost = "the new state would not be finite"
             return {}
