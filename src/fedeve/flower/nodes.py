@@ -24,6 +24,7 @@ class Nodes:
     def __init__(self, how: str, seed: int) -> None:
         self.how, self.seed = how, seed
         self._numbers: dict[int, int] = {}  # of every node seen so far
+        self._seen: dict[int, str] = {}  # when each registered
         self._asked: set[int] = set()
         self._online: list[int] = []
 
@@ -53,9 +54,10 @@ class Nodes:
             self._numbers |= _ask(grid, new, taken=set(self._numbers.values())) if new else {}
             self._asked |= set(new)
         else:
-            # A node that was seen keeps its number even while others are away.
-            for node in sorted(infos, key=lambda node: (infos[node], node)):
-                self._numbers.setdefault(node, len(self._numbers))
+            # Ranked among all that were ever seen, so that who connects first changes nothing.
+            self._seen |= infos
+            ranked = sorted(self._seen, key=lambda node: (self._seen[node], node))
+            self._numbers = {node: place for place, node in enumerate(ranked)}
         self._online = sorted((node for node in infos if node in self._numbers), key=self._numbers.__getitem__)
 
     def cohort(self, size: int, server_round: int) -> list[int]:

@@ -70,6 +70,7 @@ class MethodStrategy(Strategy):
         self.state: Any = None
         self.statistics = torch.zeros(0)
         self._sent = Sent(torch.zeros(0))
+        self._returned: ArrayRecord | None = None
         self._cohort: dict[int, int] = {}
         self._asked: list[Any] = []  # the metadata of the round's messages, whose ids are known once they are sent
 
@@ -86,12 +87,14 @@ class MethodStrategy(Strategy):
         """Start from these arrays, with this population."""
         self.wire = Wire.of(arrays, statistics=self.options.statistics)
         self.statistics = self.wire.vector(arrays, "statistics")
+        self._returned = arrays
         self.state = self.method.init(self.wire.vector(arrays), num_clients=self.options.num_clients or num_clients)
 
     def arrays(self) -> ArrayRecord:
         """The model to evaluate: the fused one, not the prediction that clients start from."""
         assert self.wire is not None
-        return self.wire.record(self.state.params, self.statistics)
+        self._returned = self.wire.record(self.state.params, self.statistics)
+        return self._returned
 
     def _adopt(self, arrays: ArrayRecord) -> None:
         """Take over arrays that a wrapper changed since we returned them (central differential privacy adds noise)."""
@@ -116,7 +119,7 @@ class MethodStrategy(Strategy):
         self.nodes.wait(grid, max(self.min_available_nodes, self.min_train_nodes))
         if self.wire is None:
             self.begin(arrays, num_clients=len(self.nodes))
-        else:
+        elif arrays is not self._returned:
             self._adopt(arrays)
         chosen = self.nodes.cohort(share_of(len(self.nodes), self.fraction_train, self.min_train_nodes), server_round)
         log.log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(chosen), len(self.nodes))
