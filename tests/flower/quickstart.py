@@ -12,6 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
+DIGITS = load_digits(return_X_y=True)
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +25,7 @@ class Net(nn.Module):
 
 
 def load_data(partition: int, num_partitions: int) -> tuple[DataLoader, DataLoader]:
-    x, y = load_digits(return_X_y=True)
+    x, y = DIGITS
     mine = range(partition, len(y), num_partitions)
     x, y = torch.tensor(x[mine] / 16, dtype=torch.float32), torch.tensor(y[mine])
     cut = len(y) * 4 // 5

