@@ -11,7 +11,6 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-
 DIGITS = load_digits(return_X_y=True)
 
 

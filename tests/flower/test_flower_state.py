@@ -76,6 +76,14 @@ def test_a_wrong_option_is_refused_with_advice(wrong, what):
         fedeve.flower.FedProx(**wrong)
 
 
+def test_a_strategy_that_is_started_twice_starts_twice():
+    strategy, fresh = MethodStrategy(FedEve(), **OPTIONS), MethodStrategy(FedEve(), **OPTIONS)
+    played(strategy)
+    played(strategy)
+    played(fresh)
+    same(strategy, fresh)
+
+
 # What is sent and returned.
 
 

@@ -45,6 +45,8 @@ def play(hooks: Strategy, inner: MethodStrategy | None, grid: Grid, initial: Arr
     log.log(INFO, "Starting %s strategy:", type(hooks).__name__)
     hooks.summary()
     result, done, begun = Result(arrays=initial), 0, time.monotonic()
+    if inner is not None:
+        inner.forget()
     if inner is not None and inner.options.checkpoint is not None and inner.options.checkpoint.exists():
         done = _resume(inner, grid, initial, result)
     elif plan.evaluate_fn is not None:

@@ -83,6 +83,10 @@ class MethodStrategy(Strategy):
 
     # The server's state.
 
+    def forget(self) -> None:
+        """Be as new: what was learned, left out and lost belongs to the run before."""
+        self.wire, self.state, self.left_out, self.lost = None, None, {}, {}
+
     def begin(self, arrays: ArrayRecord, *, num_clients: int) -> None:
         """Start from these arrays, with this population."""
         self.wire = Wire.of(arrays, statistics=self.options.statistics)
