@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import resource
 import subprocess
 import sys
@@ -18,79 +17,79 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
 from machine import save
+
+from fedeve.flower import FedEve
 
 SIZES = {"params": 10_000_000, "cohorts": (10, 100, 1000)}
 QUICK = {"params": 1_000_000, "cohorts": (10, 50)}
 LIMIT_GIB = 12.0  # more than this is not tried: Flower's FedAvg holds every reply
 
 
+class Replies(Grid):
+    """A grid whose nodes answer when asked; the time that making replies takes is kept apart."""
+
+    def __init__(self, num_params: int, cohort: int) -> None:
+        self.base = np.random.default_rng(0).normal(size=num_params).astype(np.float32) * 1e-3
+        self.cohort, self.made = cohort, 0.0
+        self.waiting: dict[str, Message] = {}
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=n + 2, registered_at=f"{n:06d}") for n in range(self.cohort)]
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [n + 2 for n in range(self.cohort)]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        for message in sent:
+            message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
+            self.waiting[message.metadata.message_id] = message
+        return [m.metadata.message_id for m in sent]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        begun, replies = time.perf_counter(), []
+        for name in list(message_ids):
+            message = self.waiting.pop(name)
+            end = self.base * (1 + message.metadata.dst_node_id % 7) + message.metadata.dst_node_id * 1e-5
+            content = {"arrays": ArrayRecord({"w": Array(end)}), "metrics": MetricRecord({"num-examples": 10})}
+            replies.append(Message(content=RecordDict(content), reply_to=message))
+        self.made += time.perf_counter() - begun
+        return replies
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+
 def measure(kind: str, num_params: int, cohort: int) -> dict[str, float]:
     """One round of a strategy over `cohort` replies: the peak of memory above the start, and the seconds."""
-    import torch
-    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-    from flwr.proto.node_pb2 import NodeInfo
-    from flwr.serverapp import Grid
-    from flwr.serverapp.strategy import FedAvg
-    from flwr.supercore.task_identity import TaskIdentity
-
-    from fedeve.flower import FedEve
-
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
-    made = 0.0
-    base = np.random.default_rng(0).normal(size=num_params).astype(np.float32) * 1e-3
-
-    class Replies(Grid):
-        def __init__(self) -> None:
-            self.waiting: dict[str, Any] = {}
-
-        def get_nodes(self) -> Iterable[Any]:
-            return [NodeInfo(node_id=n + 2, registered_at=f"{n:06d}") for n in range(cohort)]
-
-        def get_node_ids(self) -> Iterable[int]:
-            return [n + 2 for n in range(cohort)]
-
-        def push_messages(self, messages: Iterable[Any]) -> Iterable[str]:
-            sent = list(messages)
-            for message in sent:
-                message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
-                self.waiting[message.metadata.message_id] = message
-            return [m.metadata.message_id for m in sent]
-
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
-            nonlocal made
-            begun, replies = time.perf_counter(), []
-            for name in list(message_ids):
-                message = self.waiting.pop(name)
-                end = base * (1 + message.metadata.dst_node_id % 7) + message.metadata.dst_node_id * 1e-5
-                content = {"arrays": ArrayRecord({"w": Array(end)}), "metrics": MetricRecord({"num-examples": 10})}
-                replies.append(Message(content=RecordDict(content), reply_to=message))
-            made += time.perf_counter() - begun
-            return replies
-
-        def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> Iterable[Any]:
-            return self.pull_messages(self.push_messages(messages))
-
-        def create_message(self, *args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError
-
-        def set_run(self, run: Any) -> None:
-            raise NotImplementedError
-
-        @property
-        def run(self) -> Any:
-            raise NotImplementedError
-
-    random.seed(0)
+    grid = Replies(num_params, cohort)
     options = {"fraction_evaluate": 0.0, "min_available_nodes": cohort}
     strategy = FedEve(**options) if kind == "fedeve" else FedAvg(**options)
     initial = ArrayRecord({"w": Array(np.zeros(num_params, dtype=np.float32))})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun = time.perf_counter()
-    strategy.start(Replies(), initial, num_rounds=1)
-    seconds = time.perf_counter() - begun - made
+    strategy.start(grid, initial, num_rounds=1)
+    seconds = time.perf_counter() - begun - grid.made
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"peak_above_start_mib": round((peak - before) / 1024, 1), "server_seconds": round(seconds, 2)}
 
