@@ -17,7 +17,7 @@ def in_order(grid: Grid, messages: Iterable[Message], *, timeout: float | None, 
     """Send the messages and give their replies in the messages' order; those that do not come in time are passed over.
 
     Replies are asked for by name, the next `window` of them only, so no more than that many are in memory here; the
-    rest waits in the SuperLink. A round takes as long as its slowest client whatever the order, so this costs no time.
+    rest waits in the SuperLink. What queued behind a slow client is transferred after it: the price of a fixed order.
     """
     sent = list(messages)
     accepted = {name for name in grid.push_messages(sent) if name} if sent else set()
