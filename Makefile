@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-flower test-sweep lint format bench bench-peers clean
+.PHONY: help demo test test-all test-convert test-sweep lint format bench bench-peers clean
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
@@ -22,14 +22,15 @@ test: $(READY)  ## all tests but the slow ones
 test-all: $(READY)  ## every test
 	$(BIN)/python -m pytest -n 2 -m '' $(PYTEST)
 
-FLOWER := .venv-flower/.ready
-$(FLOWER): pyproject.toml
-	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[dev,flower]'
-	@touch $(FLOWER)
+CONVERT := .venv-convert/.ready
+$(CONVERT): pyproject.toml
+	$(PYTHON) -m venv .venv-convert
+	.venv-convert/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[data,convert]' \
+		pytest pytest-xdist hypothesis scipy
+	@touch $(CONVERT)
 
-test-flower: $(FLOWER)  ## conversions from Hugging Face and Flower data sets, in an environment of their own
-	.venv-flower/bin/python -m pytest tests/data/test_own.py $(PYTEST)
+test-convert: $(CONVERT)  ## conversions from Hugging Face and Flower data sets, in an environment of their own
+	.venv-convert/bin/python -m pytest tests/data/test_own.py $(PYTEST)
 
 SWEEP := .venv-sweep/.ready
 $(SWEEP): pyproject.toml constraints.txt

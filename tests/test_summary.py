@@ -240,3 +240,46 @@ def test_summaries_with_different_extras_are_not_merged():
     with_extras = of(*arrays(0, 3, 2), {"control": np.zeros((3, 2))})
     with pytest.raises(FedeveError, match="different models"):
         plain.merge(with_extras)
+
+
+# From sums alone, as secure aggregation gives them.
+
+
+@modest
+@given(seed=st.integers(0, 10**6), num_clients=st.integers(1, 15), dim=st.integers(1, 6))
+def test_sums_alone_give_the_summary_of_clients_of_equal_weight(seed, num_clients, dim):
+    updates, _ = arrays(seed, num_clients, dim)
+    extras = np.random.default_rng(seed + 1).normal(size=updates.shape)
+    full = of(updates, np.ones(num_clients), {"control": extras})
+    sums = Summary.from_sums(
+        num_clients, torch.from_numpy(updates.sum(0)), (updates**2).sum(), {"control": torch.from_numpy(extras.sum(0))}
+    )
+    for name in FIELDS:
+        np.testing.assert_allclose(getattr(sums, name), getattr(full, name), rtol=1e-9, atol=1e-9, err_msg=name)
+    np.testing.assert_allclose(sums.extras["control"], full.extras["control"], rtol=1e-9, atol=1e-12)
+
+
+def test_sums_of_lanes_are_summaries_of_lanes():
+    updates = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    full = Summary.of(updates, torch.ones(3, 5))
+    sums = Summary.from_sums(torch.full((3,), 5.0), updates.sum(1), updates.square().sum((1, 2)))
+    for name in FIELDS:
+        torch.testing.assert_close(getattr(sums, name), getattr(full, name), rtol=1e-9, atol=1e-9)
+
+
+def test_clients_that_agree_have_no_spread_even_from_sums():
+    update = torch.full((7,), 0.1, dtype=torch.float64)
+    summary = Summary.from_sums(10, 10 * update, 10 * update.square().sum() * (1 - 1e-15))
+    assert summary.spread == 0
+
+
+@pytest.mark.parametrize("bad", [(0, 1.0), (2, -1.0), (2, float("nan")), (2, float("inf"))])
+def test_what_cannot_be_sums_is_refused(bad):
+    count, squares = bad
+    with pytest.raises(FedeveError, match="no sums of updates"):
+        Summary.from_sums(count, torch.ones(3), squares)
+
+
+def test_a_sum_that_is_not_finite_is_refused():
+    with pytest.raises(FedeveError, match="no sums of updates"):
+        Summary.from_sums(2, torch.tensor([1.0, float("nan")]), 1.0)

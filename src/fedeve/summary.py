@@ -78,6 +78,38 @@ class Summary:
             extras={name: value.double().mean(-2) for name, value in (extras or {}).items()},
         )
 
+    @classmethod
+    def from_sums(
+        cls,
+        count: float | Tensor,
+        updates: Tensor,
+        squares: float | Tensor,
+        extras: Mapping[str, Tensor] | None = None,
+    ) -> Summary:
+        """Summary of `count` clients of equal weight from sums alone: `sum_k u_k` [..., D] and `sum_k |u_k|^2` [...].
+
+        All that secure aggregation reveals, and enough for every method. `extras` are sums, too. The scatter is a
+        difference here, so it has the accuracy of the squares: about 1e-16 of them, or what their quantisation leaves.
+
+        >>> summary = Summary.from_sums(2, torch.tensor([4.0, 0.0]), 10.0)  # of [1, 0] and [3, 0]
+        >>> summary.mean.tolist(), summary.spread.item()
+        ([2.0, 0.0], 2.0)
+        """
+        total = updates.double()
+        number = torch.as_tensor(count, dtype=torch.float64, device=total.device).expand(total.shape[:-1])
+        square = torch.as_tensor(squares, dtype=torch.float64, device=total.device).expand(total.shape[:-1])
+        _check_sums(number, total, square)
+        center = total / number[..., None]
+        return cls(
+            count=number,
+            weight=number,
+            mean=center,
+            center=center,
+            # sum |u_k - c|^2 = sum |u_k|^2 - S |c|^2; rounding may leave it below zero where all clients agree.
+            scatter=(square - number * center.square().sum(-1)).clamp(min=0.0),
+            extras={name: value.double() / number[..., None] for name, value in (extras or {}).items()},
+        )
+
     def merge(self, other: Summary) -> Summary:
         """The summary of both groups of clients together."""
         if self.mean.shape != other.mean.shape or set(self.extras) != set(other.extras):
@@ -108,6 +140,16 @@ class Summary:
 
 def _words(summary: Summary) -> str:
     return f"a summary of shape {tuple(summary.mean.shape)} with extras {sorted(summary.extras)}"
+
+
+def _check_sums(count: Tensor, updates: Tensor, squares: Tensor) -> None:
+    fine = torch.isfinite(squares) & (squares >= 0) & (count >= 1) & torch.isfinite(updates).all(-1)
+    if updates.ndim < 1 or not bool(fine.all()):
+        raise FedeveError(
+            "these are no sums of updates",
+            got=Words(f"count {count.tolist()}, squares {squares.tolist()}"),
+            do="give a count of at least 1, the sum of the updates [..., D] and the sum of their squared norms",
+        )
 
 
 def _check(updates: Tensor, weights: Tensor, extras: Mapping[str, Tensor]) -> None:

@@ -321,12 +321,12 @@ def test_a_data_set_that_does_not_fit_is_refused(items, clients, words):
 
 @pytest.fixture
 def hf():
-    return pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed (extra flower)")
+    return pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed (extra convert)")
 
 
 @pytest.fixture
 def flower(hf):
-    return pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed (extra flower)")
+    return pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed (extra convert)")
 
 
 def table(hf, count: int = 12, *, pictures: bool = False):

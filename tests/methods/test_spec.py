@@ -513,6 +513,23 @@ def test_with_endless_client_drift_the_gain_goes_to_zero_and_only_momentum_moves
     assert distances[-1] < 1e-10
 
 
+def test_known_observation_noise_adds_to_the_client_drift_and_lowers_the_gain() -> None:
+    state, _ = warm(FedEve(), seed=3)
+    updates = np.random.default_rng(4).normal(size=(6, 5))
+    summary = Summary.of(torch.from_numpy(updates), torch.ones(6))
+    _, plain = FedEve().step(state, summary)
+    gains = [float(plain["gain"])]
+    for noise in (1e-3, 1.0, 1e3, 1e9):
+        new, facts = FedEve(observation_noise=noise).step(state, summary)
+        prior = float(state.variance + plain["period_drift"])
+        assert facts["client_drift"] == plain["client_drift"]  # what was measured stays what was measured
+        assert float(facts["gain"]) == pytest.approx(prior / (prior + float(plain["client_drift"]) + noise), rel=1e-12)
+        assert float(facts["variance"]) <= min(prior, float(plain["client_drift"]) + noise)
+        gains.append(float(facts["gain"]))
+    assert gains == sorted(gains, reverse=True)
+    np.testing.assert_allclose(new.momentum, state.momentum, atol=1e-6)  # without trust only momentum is left
+
+
 variances = st.floats(min_value=1e-140, max_value=1e140) | st.just(0.0)
 
 

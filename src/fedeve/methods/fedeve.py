@@ -38,13 +38,17 @@ class FedEve(Method):
     What differs from the paper: it writes `start - end` and subtracts, so its M is minus ours. Theorem 1's fused mean
     is printed without `+ v_hat` in the denominator, and the appendix prints `sigma_t` for its square; (15c) and (15d)
     are the correct forms. `drift="released"` is the authors' published code, which differs in two lines:
-    `Q = |u|^2 / (S d)`, and R is taken around the plain mean of the updates.
+    `Q = |u|^2 / (S d)`, and R is taken around the plain mean of the updates. `observation_noise` is ours: where noise
+    of known variance was added to u (differential privacy), (15c) uses R plus that variance.
     Cost: 1 vector down, 1 up, none remembered: what FedAvg costs.
     Reference: Shen et al., FedEve: On Bridging the Client Drift and Period Drift for Cross-device Federated Learning.
     """
 
     server_lr: float = setting(1.0, help="how far the server moves along the fused update", above=0)
     drift: str = setting("paper", help="which estimates of Q and R", choices=("paper", "released"))
+    observation_noise: float = setting(
+        0.0, help="variance of noise that was added to every number of the averaged update; adds to R", low=0
+    )
 
     def init(self, params: Vector, *, num_clients: int = 1) -> FedEveState:
         return FedEveState(params, torch.zeros_like(params), scalar_like(params, 0.0))
@@ -59,7 +63,7 @@ class FedEve(Method):
         spread = summary.spread if paper else summary.scatter
         client = kalman.client_drift(spread, summary.count, u.shape[-1])  # (16)
         prior = kalman.predict(state.variance, period)  # (15b)
-        fused = kalman.update(momentum, prior, u, client)  # (15c, 15d, 15f)
+        fused = kalman.update(momentum, prior, u, client + self.observation_noise)  # (15c, 15d, 15f)
         params = state.params + lane(self.server_lr) * fused.mean  # (15e)
         facts = {"gain": fused.gain, "period_drift": period, "client_drift": client, "variance": fused.variance}
         return keep(state, params=params, momentum=fused.mean, variance=fused.variance), facts

@@ -1,0 +1,1 @@
+"""Handwritten digits on unequal clients, with Flower and fedeve."""
