@@ -95,7 +95,7 @@ def test_lines_beyond_the_checkpoint_are_written_again_not_twice(
 def test_an_interrupt_inside_a_client_forgets_the_round_and_nothing_else(small_run: Any, tmp_path: Path) -> None:
     """Ctrl-C arrives in the middle of a round, when some clients of the cohort have trained."""
     run = small_run(method=all_methods()["scaffold"](), rounds=8)
-    simulate(run, out=tmp_path / "whole")
+    simulate(run, engine="reference", out=tmp_path / "whole")
     from fedeve.engines.reference import Reference
 
     train, calls = Reference.train, 0
@@ -109,7 +109,7 @@ def test_an_interrupt_inside_a_client_forgets_the_round_and_nothing_else(small_r
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted) as stopped:
         patch.setattr(Reference, "train", interrupted_train)
-        simulate(run, out=tmp_path / "parts")
+        simulate(run, engine="reference", out=tmp_path / "parts")
     assert stopped.value.num_rounds == 3
     simulate(run, out=tmp_path / "parts", resume=True)
     assert_same_files(tmp_path / "whole", tmp_path / "parts")

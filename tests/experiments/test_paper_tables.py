@@ -143,7 +143,7 @@ def test_a_tiny_table_goes_the_whole_way(
     for run in listed["runs"]:
         record = Record.read(tmp_path / "out" / run["folder"] / "record.jsonl")
         assert 0 <= record.final(metric) <= 1
-        assert ("gain" in record.lines[0]["facts"]) == run["row"].startswith("FedEve")
+        assert "gain" in record.lines[0]["facts"]
 
 
 def test_a_table_may_be_asked_for_in_parts_and_comes_together(tmp_path: Path) -> None:

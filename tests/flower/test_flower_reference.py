@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -36,7 +38,7 @@ def grid(**options) -> LocalGrid:
 @every_method
 def test_a_federation_has_the_parameters_of_the_reference_simulator(method):
     strategy, result = play(method, grid())
-    record = simulate(make_run(method), engine="reference", device="cpu")
+    record = simulate(dataclasses.replace(make_run(method), watch_drift=False), engine="reference", device="cpu")
     torch.testing.assert_close(strategy.state.params, record.params, rtol=1e-5, atol=1e-7)
     error = (strategy.state.params - record.params).norm() / record.params.norm()
     assert error < 1e-5
