@@ -49,7 +49,7 @@ CONTESTANTS = (
     Contestant(BARE, "bare_run.py"),
     Contestant(BARE_TWO, "bare_run.py", processes=2),
     Contestant("fedeve, reference", "fedeve_run.py", options=("--engine", "reference")),
-    Contestant("fedeve, lanes", "fedeve_run.py", options=("--engine", "lanes")),
+    Contestant("fedeve, lanes", "fedeve_run.py", processes=2, options=("--engine", "lanes")),
     Contestant("pfl", "pfl_run.py", peer="pfl"),
     Contestant("pfl, 2 workers", "pfl_run.py", processes=2, peer="pfl"),
     Contestant("Flower, 2 clients at once", "flower_run.py", processes=2, peer="flower"),

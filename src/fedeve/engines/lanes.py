@@ -11,7 +11,7 @@ import dataclasses
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,7 +28,7 @@ from ..method import Correction
 from ..run import DTYPES, Run
 from ..seeds import Indices
 from ..store import Position
-from .pool import Batch, OnDevice, Pool, Task, bytes_per_lane, upload
+from .pool import Batch, OnDevice, Pool, Task, bytes_per_lane, is_plain, upload
 from .profile import Profile
 from .reference import gradient, refuse_misfit
 from .seat import Part, Seat
@@ -216,13 +216,37 @@ class Trainer:
         """Where a client ends."""
         rows = np.unique(plan[plan >= 0])
         x, y = self.data.inputs(self.data.x[rows], self.dtype), torch.from_numpy(self.data.y[rows])
-        walk = local.begin(work, start)
+        batches = (torch.from_numpy(np.searchsorted(rows, batch[batch >= 0])) for batch in plan)
         self.model.train()
-        for batch in plan:
-            mine = torch.from_numpy(np.searchsorted(rows, batch[batch >= 0]))
+        if is_plain(work):
+            return self._descend(start, correction, work.lr, ((x[mine], y[mine]) for mine in batches))
+        walk = local.begin(work, start)
+        for mine in batches:
             grad = gradient(self.model, self.layout, self.data.task, walk.params, x[mine], y[mine])
             walk = local.advance(work, walk, grad, start=start, correction=correction)
         return walk.params
+
+    def _descend(
+        self, start: Tensor, correction: Correction, lr: float, batches: Iterable[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Plain SGD on the module's own parameters, in place: as `local.advance`, without a copy at every step."""
+        named = dict(self.model.named_parameters())
+        params: list[Tensor] = [named[name] for name in self.layout.names]
+        begun = list(self.layout.unflatten(start).values())
+        prox, shift = correction
+        shifts = None if shift is None else list(self.layout.unflatten(shift).values())
+        with torch.no_grad():
+            torch._foreach_copy_(params, begun)
+        for x, y in batches:
+            grads = torch.autograd.grad(tasks.loss(self.data.task, self.model(x), y), params)
+            with torch.no_grad():
+                if prox:
+                    away = [param - first for param, first in zip(params, begun, strict=True)]
+                    grads = torch._foreach_add(grads, away, alpha=float(prox))
+                if shifts is not None:
+                    grads = torch._foreach_add(grads, shifts)
+                torch._foreach_add_(params, grads, alpha=-lr)
+        return self.layout.flatten(named)
 
 
 def _collect(pool: Pool, lanes: dict[int, tuple[Seat, Part, int]], done: list[int]) -> None:

@@ -34,6 +34,11 @@ def upload(values: Any, like: Tensor, dtype: torch.dtype | None = None) -> Tenso
     return host.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else host
 
 
+def is_plain(work: LocalWork) -> bool:
+    """Whether local steps are SGD and nothing else, for which there are short cuts."""
+    return work.optimizer == "sgd" and not (work.momentum or work.weight_decay or work.clip)
+
+
 class OnDevice:
     """A federation's rows where the lanes are, as stored, and how a model sees them."""
 
@@ -122,7 +127,7 @@ class Batch:
         self.by_hand = AVAILABLE and device.type == "cuda" and dtype == torch.float32
         if self.by_hand:
             self.layers = Batched("tf32" if precision == "tf32" else "tf32x3")
-        self.plain = work.optimizer == "sgd" and not (work.momentum or work.weight_decay or work.clip)
+        self.plain = is_plain(work)
         self._replay: Callable[[], None] | None = None
         self._plans: dict[int, Indices] = {}
         self._left: dict[int, int] = {}
