@@ -65,6 +65,15 @@ def test_a_run_leaves_a_record_and_a_checkpoint(config: Path, tmp_path: Path) ->
     assert "round 2/4  accuracy" in done.stdout and "gain" in done.stdout
 
 
+def test_a_profile_says_where_the_time_went(config: Path, tmp_path: Path) -> None:
+    done = fedeve("run", config, "--out", tmp_path / "out", "--profile", "--width", "1")
+    assert done.returncode == 0, done.stderr
+    assert "client-steps in" in done.stdout and "lanes 100 % full" in done.stdout
+    again = fedeve("run", config, "--out", tmp_path / "again", "--profile", "--json")
+    told = next(line for line in map(json.loads, again.stdout.splitlines()) if "profile" in line)["profile"]
+    assert set(told["stages"]) == {"training", "server", "evaluation"} and told["client_steps"] > 0
+
+
 def test_json_is_for_machines(config: Path, tmp_path: Path) -> None:
     done = fedeve("run", config, "--out", tmp_path / "out", "--json")
     lines = [json.loads(text) for text in done.stdout.splitlines()]

@@ -30,7 +30,7 @@ def main() -> None:
     if any((run.build_model().state_dict()[name] != value).any() for name, value in work.weights.items()):
         raise RuntimeError("the run does not start from the common weights")
     clock = Clock(told)
-    record = simulate(run, engine=told.engine, device="cpu", watch=lambda progress: clock())
+    record = simulate(run, engine=told.engine, width=told.processes, device="cpu", watch=lambda progress: clock())
     model = work.model()
     model.load_state_dict(Layout.of(model).unflatten(record.params))
     answer(told, clock=clock, accuracy=work.accuracy(model))

@@ -371,3 +371,15 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 def test_times_are_told_in_round_words() -> None:
     assert [words(s) for s in (5, 99, 600, 8000, 300_000)] == ["5 s", "99 s", "10 min", "2.2 h", "3.5 days"]
+
+
+def test_a_sweep_says_where_its_time_went_and_how_full_its_lanes_were(tmp_path: Path) -> None:
+    ended = fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", *QUICK, *SHORT, "--profile")
+    assert ended.returncode == 0, ended.stderr
+    assert "client-steps in" in ended.stdout and "% full" in ended.stdout and "evaluation" in ended.stdout
+
+
+def test_a_precision_that_the_device_lacks_fails_before_the_first_round(tmp_path: Path) -> None:
+    asked = ("--device", "cpu", "--precision", "tf32")
+    ended = fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", *QUICK, *SHORT, *asked)
+    assert ended.returncode == 1 and "only a GPU has this precision" in ended.stdout + ended.stderr

@@ -46,15 +46,22 @@ def work(run: Run) -> Work:
 
 
 def calibrate(
-    runs: list[Run], *, engine: str, device: str, threads: int, width: int | None, seconds: float = SECONDS
+    runs: list[Run],
+    *,
+    engine: str,
+    device: str,
+    threads: int,
+    width: int | None,
+    precision: str = "float32",
+    seconds: float = SECONDS,
 ) -> float:
     """Seconds that a round of one of these runs takes, evaluations included, when they are played together.
 
     Their first rounds are played and thrown away: for `seconds`, and at least one round beyond the first.
     """
     target = choose_device(device)
-    with _steady(threads):
-        player = make_engine(engine, runs, target, width=width)
+    with _steady(threads, precision):
+        player = make_engine(engine, runs, target, width=width, precision=precision)
         starts = [run.server.init(start, num_clients=run.data.num_clients) for run, start in _with(runs, player.starts)]
         memories = [Memory(run.method.remembers, like=start) for run, start in _with(runs, player.starts)]
         begun, num_turns = 0.0, 0

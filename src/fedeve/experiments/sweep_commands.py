@@ -38,6 +38,12 @@ class Options:
     threads: Annotated[int, typer.Option(help="CPU threads; last bits of the numbers may depend on it.", min=1)] = 1
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints of a run.", min=0)] = 10.0
     width: Annotated[int | None, typer.Option(help="Lanes of a pool; fixed when a sweep begins.", min=1)] = None
+    precision: Annotated[str, typer.Option(help="float32, or tf32: faster on a GPU, ten bits of the factors.")] = (
+        "float32"
+    )
+    profile: Annotated[bool, typer.Option("--profile", help="Say where the time went and how full the lanes were.")] = (
+        False
+    )
     retry: Annotated[bool, typer.Option("--retry", help="Try failed runs again.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False
     no_calibration: Annotated[
@@ -125,6 +131,7 @@ def play(chosen: Sweep, out: Path, options: Options) -> None:
 
 
 def _play(folder: SweepFolder, options: Options, until: float | None, say: Callable[[str], None]) -> None:
+    from ..engines.profile import Profile
     from . import trackers
     from .sweep_clock import words
     from .sweep_play import Player
@@ -132,6 +139,7 @@ def _play(folder: SweepFolder, options: Options, until: float | None, say: Calla
 
     ray = options.engine == "ray"
     player = Player(folder, _silent, options.device, options.threads, options.checkpoint_every, until)
+    player.precision, player.profile = options.precision, Profile() if options.profile and not ray else None
     points = folder.unfinished()
     per_round: dict[str, float] = {}
     if not options.no_calibration and not ray:
@@ -155,6 +163,8 @@ def _play(folder: SweepFolder, options: Options, until: float | None, say: Calla
                 play_on_cluster(player, points)
         else:
             player.play(points)
+    for line in player.profile.lines() if player.profile is not None else ():
+        say(line)
 
 
 def _usable(budget: float, num_runs: int) -> float:

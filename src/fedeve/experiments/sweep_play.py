@@ -15,6 +15,7 @@ from typing import Any
 
 from ..data.federated import FederatedData
 from ..engines.loop import Progress, simulate
+from ..engines.profile import Profile
 from ..errors import FedeveError
 from ..record import DiskError
 from ..run import Run, choose_device
@@ -65,6 +66,9 @@ class Player:
     until: float | None = None
     """A moment of `time.monotonic()`."""
     datasets: DataSets = field(default_factory=DataSets)
+    precision: str = "float32"
+    profile: Profile | None = None
+    """Filled with where the time went, where one is given."""
     preparing_took: float = 0.0
     works: dict[tuple[Any, ...], Work] = field(default_factory=dict)
 
@@ -95,6 +99,7 @@ class Player:
             # Of a small budget, calibrating takes a small part.
             seconds = SECONDS if self.until is None else min(SECONDS, (self.until - time.monotonic()) / 50)
             options = {"engine": self.folder.engine, "device": self.device}
+            options |= {"precision": self.precision}
             return calibrate(runs, **options, threads=self.threads, width=width, seconds=seconds)
         except DiskError:
             raise
@@ -144,6 +149,8 @@ class Player:
             device=self.device,
             threads=self.threads,
             width=self._width(points),
+            precision=self.precision,
+            profile=self.profile,
             out=[self.folder.folder(point) for point in points],
             resume="auto",
             checkpoint_every=self.checkpoint_every,

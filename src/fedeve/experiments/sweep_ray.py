@@ -68,6 +68,7 @@ class _Crew:
         folder, player = self.player.folder, self.player
         about = {"title": folder.sweep.title, "engine": folder.engine, "widths": folder.widths}
         options = {"device": player.device, "threads": player.threads, "checkpoint_every": player.checkpoint_every}
+        options["precision"] = player.precision
         worker = self.make.remote(str(folder.out.resolve()), about, options, self.queue)
         self.busy[worker.ready.remote()] = (worker, [])
 
