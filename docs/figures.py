@@ -58,7 +58,7 @@ def filter_() -> None:
 def demo_() -> None:
     """The demo's accuracy curves over all five seeds; takes some minutes."""
     chosen = demo.runs(rounds=200, seeds=demo.SEEDS)
-    groups = demo.play(chosen, out=Path("demo"), watching=lambda label: watching.watching(label=label))
+    groups = demo.play(chosen, out=Path("demo"), watching=watching.watching)
     figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
     demo_page.draw_accuracy(axes, groups)
     axes.legend(frameon=False, loc="lower right")

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,7 +100,7 @@ def demo(
         chosen = demo.runs(rounds=rounds, seeds=demo.SEEDS[:seeds])
         if not as_json:
             print(demo.describe(chosen[0][1]) + "\n", flush=True)
-        groups = demo.play(chosen, out=out, watching=lambda label: watching.watching(as_json=as_json, label=label))
+        groups = demo.play(chosen, out=out, watching=partial(watching.watching, as_json=as_json))
     last = demo.last_rounds(rounds)
     if as_json:
         finals = {label: [record.final("accuracy", last=last) for record in part] for label, part in groups.items()}

@@ -114,7 +114,7 @@ def make(
     _writable(out)
     place = lab.Lab(
         chosen, out, root=root, engine=engine, device=device, tell=_teller(as_json),
-        watching=lambda label: watching(as_json=as_json, label=label),
+        watching=lambda label: watching(label, as_json=as_json),
     )  # fmt: skip
     with _stoppable():
         try:

@@ -38,13 +38,14 @@ def runs(*, rounds: int, seeds: tuple[int, ...] = SEEDS[:1]) -> list[tuple[str, 
 
 
 def play(
-    chosen: list[tuple[str, Run]], *, out: Path, watching: Callable[[str], AbstractContextManager[Watcher]]
+    chosen: list[tuple[str, Run]], *, out: Path, watching: Callable[..., AbstractContextManager[Watcher]]
 ) -> dict[str, list[Record]]:
-    """Play the runs one after another and write the page; returns the records by name."""
+    """Play the runs in one pool of lanes and write the page; returns the records by name."""
     groups: dict[str, list[Record]] = {}
-    for label, run in chosen:
-        with watching(f"{label} seed {run.seed}") as watch:
-            groups.setdefault(label, []).append(simulate(run, watch=watch))
+    with watching(*(f"{label} seed {run.seed}" for label, run in chosen)) as watch:
+        records = simulate([run for _, run in chosen], watch=watch)
+    for (label, _), record in zip(chosen, records, strict=True):
+        groups.setdefault(label, []).append(record)
     run = chosen[0][1]
     out.mkdir(parents=True, exist_ok=True)
     write_report(
@@ -54,7 +55,7 @@ def play(
         setting=describe(run),
         last=last_rounds(run.rounds),
         footer=f"fedeve {__version__}, {date.today()}, {platform.processor() or platform.machine()}, "
-        f"PyTorch {groups[label][0].header['versions']['torch']}. Made by: fedeve demo --rounds {run.rounds}",
+        f"PyTorch {records[0].header['versions']['torch']}. Made by: fedeve demo --rounds {run.rounds}",
     )
     return groups
 

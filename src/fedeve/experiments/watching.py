@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -15,17 +15,17 @@ _MIN_SECONDS = 0.5  # before this, a rate is noise
 
 
 @contextmanager
-def watching(*, as_json: bool = False, label: str = "", stream: TextIO | None = None) -> Iterator[Watcher]:
-    """A watcher for `simulate` that suits where the output goes."""
-    stream = stream or sys.stdout
+def watching(*labels: str, as_json: bool = False, stream: TextIO | None = None) -> Iterator[Watcher]:
+    """A watcher for `simulate` that suits where the output goes; `labels` name the runs, in their order."""
+    stream, names = stream or sys.stdout, labels or ("",)
     if as_json:
-        yield lambda progress: _print_json(progress, label, stream)
+        yield lambda progress: _print_json(progress, names[progress.number], stream)
     elif stream.isatty():
-        with _live_line(label) as watcher:
+        with _live_lines(names) as watcher:
             yield watcher
     else:
-        clock = _Clock()
-        yield lambda progress: _print_plain(progress, label, clock, stream)
+        clocks = [_Clock() for _ in names]
+        yield lambda progress: _print_plain(progress, names[progress.number], clocks[progress.number], stream)
 
 
 class _Clock:
@@ -76,7 +76,7 @@ def _print_json(progress: Progress, label: str, stream: TextIO) -> None:
 
 
 @contextmanager
-def _live_line(label: str) -> Iterator[Watcher]:
+def _live_lines(labels: Sequence[str]) -> Iterator[Watcher]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
@@ -88,15 +88,16 @@ def _live_line(label: str) -> Iterator[Watcher]:
         TimeRemainingColumn(compact=True),
     )
     with Bar(*columns) as bar:
-        task = bar.add_task(label or "rounds", total=None, figures="")
-        clock, accuracy = _Clock(), ""
+        tasks = [bar.add_task(label or "rounds", total=None, figures="") for label in labels]
+        clocks, accuracies = [_Clock() for _ in labels], [""] * len(labels)
 
         def watch(progress: Progress) -> None:
-            nonlocal accuracy
-            figures = _figures(progress)
-            accuracy = figures.split("  ")[0] if progress.line else accuracy
-            words = figures if progress.line else f"{accuracy}  {figures}"
-            rate = clock.words(progress).split("  ")[0]
-            bar.update(task, total=progress.run.rounds, completed=progress.num_rounds, figures=f"{words}  {rate}")
+            which, figures = progress.number, _figures(progress)
+            if progress.line:
+                accuracies[which] = figures.split("  ")[0]
+            words = figures if progress.line else f"{accuracies[which]}  {figures}"
+            rate = clocks[which].words(progress).split("  ")[0]
+            total, done = progress.run.rounds, progress.num_rounds
+            bar.update(tasks[which], total=total, completed=done, figures=f"{words}  {rate}")
 
         yield watch
