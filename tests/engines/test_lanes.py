@@ -348,6 +348,29 @@ def test_kernels_give_the_reference_numbers(model: str, precision: str, toleranc
     assert (ours.params.cpu() - exact.params).norm() / exact.params.norm() < tolerance
 
 
+def test_whole_runs_with_our_kernels_are_the_reference() -> None:
+    """As on a GPU, but Triton interprets the kernels."""
+    pytest.importorskip("triton", reason="hand-batched layers need Triton")
+    from fedeve.engines.batched import Batched
+
+    class ByHand(Lanes):
+        def _pool(self, number: int, width: int) -> Any:
+            pool: Any = super()._pool(number, width)
+            pool.by_hand, pool.layers = True, Batched("ieee")
+            return pool
+
+    x, y = np.random.default_rng(0).integers(0, 256, (8, 12, 12), dtype=np.uint8), np.arange(8) % 3
+    data = FederatedData.from_arrays(x, y, np.array_split(np.arange(8), 4), x_test=x, y_test=y)
+    changes = {"data": data, "model": "lenet5", "cohort": 2, "rounds": 2, "dropout": 0.0, "dtype": "float32"}
+    run = some_run(method=Scaffold(), local=LocalWork(lr=0.05, batch=2), **changes)
+    target = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ours, reference = (
+        play(ByHand([run], target, batched=True))[0].cpu(),
+        simulate(run, engine="reference", device="cpu"),
+    )
+    assert (ours - reference.params).norm() / reference.params.norm() < 1e-6
+
+
 def test_a_precision_that_only_a_gpu_has_is_refused_elsewhere() -> None:
     with pytest.raises(FedeveError, match="only a GPU has this precision: got 'tf32'"):
         simulate(some_run(), device="cpu", precision="tf32")

@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -158,8 +159,10 @@ def _serve(pipe: Connection, train: Train, start: Tensor, shift: Tensor, params:
                 pipe.send("")
             except Exception as error:
                 pipe.send(f"{type(error).__name__}: {error}")
+    except (EOFError, ConnectionError):
+        pass  # the parent is done with it
     except BaseException:
-        pass
+        traceback.print_exc()  # its parent will only see that it ended
     finally:
         os._exit(0)
 
