@@ -60,7 +60,7 @@ Width = Annotated[
     int | None,
     typer.Option(help="Lanes: clients that train at once. Chosen from cohort, model and memory unless set.", min=1),
 ]
-Precision = Annotated[str, typer.Option(help="float32, or tf32: faster on a GPU, ten bits of the factors.")]
+Precision = Annotated[str, typer.Option(help="float32; tf32 or bf16: faster on a GPU, fewer bits of the factors.")]
 ShowProfile = Annotated[bool, typer.Option("--profile", help="Say where the time went and how full the lanes were.")]
 Every = Annotated[float, typer.Option(help="Seconds between checkpoints; 0 writes one after every round.", min=0)]
 

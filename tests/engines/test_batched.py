@@ -12,9 +12,11 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="hand-batched layers need Triton")
 
-from fedeve.engines import batched, convolution, norm, pooling
+from fedeve.engines import batched, channels, convolution, norm, pooling
 from fedeve.engines.batched import Batched
 from fedeve.engines.descent import descend
+from fedeve.engines.tally import tally
+from fedeve.summary import Summary
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PRECISIONS = {"ieee": 2e-6, "tf32x3": 5e-6, "tf32": 2e-2} if DEVICE == "cuda" else {"ieee": 2e-6}
@@ -61,6 +63,40 @@ def test_convolutions(size: Any, stride: Any, padding: Any, precision: str) -> N
     # The second layer, whose input needs a gradient, has the geometry in question.
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 17, size, stride=stride, padding=padding))
     assert_same_gradients(model, images(), precision, PRECISIONS[precision])
+
+
+@pytest.mark.parametrize(("size", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), (5, 1, 0), ((3, 2), 1, 1)])
+def test_convolutions_with_channels_last(size: Any, stride: Any, padding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are in bfloat16, here in float32, with norms that find the channels last."""
+    monkeypatch.setattr(channels, "suits", lambda weight, precision: weight.shape[0] % channels.MULTIPLE == 0)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 1), nn.Conv2d(16, 32, size, stride=stride, padding=padding), nn.GroupNorm(2, 32), nn.ReLU()
+    )
+    assert_same_gradients(model, images(), "ieee", 3e-6)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="Triton's interpreter has no bfloat16")
+def test_gradients_in_bfloat16_are_those_of_float64_to_two_digits() -> None:
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(2, 32), nn.ReLU())
+    second = nn.Sequential(nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.GroupNorm(2, 64), nn.ReLU())
+    model = nn.Sequential(first, second, nn.Flatten(), nn.Linear(64 * 25, 5))
+    assert_same_gradients(model, images(), "bf16", 5e-2)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 0.0, 3.0, 4.0, 2.0], [0.0] * 5])
+def test_a_cohort_is_summed_up_in_one_pass_as_by_summary(weights: list[float]) -> None:
+    updates = torch.randn(5, 1300, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    numbers = torch.tensor(weights, dtype=torch.float64, device=DEVICE)
+    ours, finite = tally(updates, numbers, {"extra": updates})
+    theirs = Summary.of(updates, numbers, {"extra": updates})
+    for name in ("count", "weight", "mean", "center", "scatter", "spread"):
+        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(ours.extras["extra"], theirs.extras["extra"], rtol=1e-12, atol=1e-14)
+    assert finite.all()
+    updates[2, 700], updates[4, 3] = float("inf"), float("nan")
+    assert tally(updates, numbers, {})[1].tolist() == [True, True, False, True, False]
 
 
 def test_a_convolution_whose_channels_and_pixels_fill_several_blocks() -> None:

@@ -17,14 +17,18 @@ from torch.overrides import TorchFunctionMode
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
 
-def lanes_first(info: Any, dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
-    """For a vmap rule: the tensors with their lane axis in front; one that all lanes share is repeated."""
-    return [
-        (value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)).contiguous()
+def lanes_first(info: Any, dims: Sequence[int | None], inputs: Sequence[Any], *, packed: bool = True) -> list[Any]:
+    """For a vmap rule: the tensors with their lane axis in front; one that all lanes share is repeated.
+
+    `packed` lays them out in the order of their axes; otherwise they lie as they are.
+    """
+    tensors = [
+        (value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0))
         if isinstance(value, Tensor)
         else value
         for value, dim in zip(inputs, dims, strict=True)
     ]
+    return [value.contiguous() if packed and isinstance(value, Tensor) else value for value in tensors]
 
 
 _PIECE = 512  # inputs of a linear layer that are summed in one matrix product
@@ -52,6 +56,7 @@ class Batched(TorchFunctionMode):
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `torch.nn.functional.linear`; a long sum is cut in pieces, since one product a lane leaves the chip idle."""
+    input = input.to(weight.dtype)  # what comes from layers in bfloat16
     pieces = weight.shape[1] // _PIECE
     if input.ndim != 2 or pieces < 4 or weight.shape[1] % pieces:
         return linear(input, weight, bias)

@@ -14,22 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import channels
 from .batched import lanes_first
-
-Pair = tuple[int, int]
-
-
-@triton.jit
-def _inside(
-    i, j, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr
-):
-    """For patches that begin at (i, j): one bit for every element that lies in the image and not in its padding."""
-    bits = tl.zeros(i.shape, tl.int32)
-    if PH + PW > 0:
-        for k in tl.static_range(KH * KW):
-            row, column = i + k // KW, j + k % KW
-            bits |= ((row >= 0) & (row < H) & (column >= 0) & (column < W)).to(tl.int32) << k
-    return bits
+from .images import Pair, inside, pair
 
 
 @triton.jit
@@ -58,7 +45,7 @@ def _convolve(
     n, pixel = m // (P * Q), m % (P * Q)
     i, j = pixel // Q * SH - PH, pixel % Q * SW - PW
     begin = tl.where(m < NUM * P * Q, n * (C * H * W) + i * W + j, 0)
-    bits = tl.where(m < NUM * P * Q, _inside(i, j, H, W, KH, KW, PH, PW), 0)
+    bits = tl.where(m < NUM * P * Q, inside(i, j, H, W, KH, KW, PH, PW), 0)
     x += lane * NUM * (C * H * W)
     w += lane * (O * K)
     total = tl.zeros((BO, BM), tl.float32)
@@ -98,7 +85,7 @@ def _kernel_gradient(
         there = m < NUM * P * Q
         i, j = pixel // Q * SH - PH, pixel % Q * SW - PW
         begin = tl.where(there, n * (C * H * W) + i * W + j, 0)
-        bits = tl.where(there, _inside(i, j, H, W, KH, KW, PH, PW), 0)
+        bits = tl.where(there, inside(i, j, H, W, KH, KW, PH, PW), 0)
         patch = _patches(x, begin, within, bits, k, K, KH * KW, PH + PW > 0)
         at = (n * (O * P * Q) + pixel)[None, :] + o[:, None] * (P * Q)
         error = tl.load(grad + at, mask=(o < O)[:, None] & there[None, :], other=0.0)
@@ -227,8 +214,13 @@ def conv2d(
 ) -> Tensor:
     """As `torch.conv2d`, to which it leaves dilations, groups, odd paddings and all that is not float32."""
     plain = groups == 1 and pair(dilation) == (1, 1) and not isinstance(padding, str) and input.ndim == 4
-    if not plain or input.dtype != torch.float32 or weight[0, 0].numel() > 31 or max(_beyond(weight, padding)) > 0:
+    plain = plain and weight[0, 0].numel() <= 31 and max(_beyond(weight, padding)) <= 0
+    if plain and weight.dtype == torch.float32 and channels.suits(weight, precision):
+        return channels.conv2d(input, weight, bias, pair(stride), pair(padding), precision)
+    input = input.to(weight.dtype)  # what comes from layers in bfloat16
+    if not plain or weight.dtype != torch.float32:
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    precision = "tf32" if precision == "bf16" else precision
     return _Convolution.apply(input, weight, bias, pair(stride), pair(padding), precision)  # type: ignore[no-any-return]
 
 
@@ -236,8 +228,3 @@ def _beyond(weight: Tensor, padding: Any) -> Pair:
     """How much wider a padding is than a kernel can see."""
     rows, columns = pair(padding)
     return rows - weight.shape[-2] + 1, columns - weight.shape[-1] + 1
-
-
-def pair(value: Any) -> Pair:
-    """What a layer's argument says of rows and columns."""
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))

@@ -28,6 +28,7 @@ from ..method import Correction
 from ..run import DTYPES, Run
 from ..seeds import Indices
 from ..store import Position
+from .batched import AVAILABLE, Batched
 from .pool import Batch, OnDevice, Pool, Task, bytes_per_lane, is_plain, upload
 from .profile import Profile
 from .reference import gradient, refuse_misfit
@@ -37,7 +38,8 @@ from .turn import Turn
 from .workers import Inline, Workers
 
 MOST_LANES = 512  # more of them do not make a GPU faster
-_EVALUATION_BATCH = 4096
+_EVALUATION_BATCH = 4096  # rows of the test set at once, on a CPU
+_EVALUATION_BYTES = 8 * 2**30  # what a backward pass would keep of them, on a GPU
 _SHARE = 0.6  # of the free memory, what lanes may take
 
 
@@ -69,6 +71,7 @@ class Lanes:
         pairs = zip(self.models, self.layouts, strict=True)
         self.starts = [layout.flatten(dict(model.named_parameters())) for model, layout in pairs]
         self.datas: dict[tuple[int, str], OnDevice] = {}
+        self.at_once: dict[Any, int] = {}
         self.side = torch.cuda.Stream() if device.type == "cuda" else None
         self.profile, self.timed = profile or Profile(), profile is not None
 
@@ -195,15 +198,33 @@ class Lanes:
         data, model = self.data(self.runs[number]), self.models[number].eval()
         if not len(data.y_test):
             return {}
-        named = self.layouts[number].unflatten(params)
         with self._stage("evaluation"):
-            outputs = [
-                torch.func.functional_call(model, named, (data.transform(x),))
-                for x in data.x_test.split(_EVALUATION_BATCH)
-            ]
+            parts = data.x_test.split(self._evaluated_at_once(number))
+            outputs = [self._answers(model, self.layouts[number], params, data.transform(x)) for x in parts]
             judged = tasks.metrics(self.runs[number].data.task, torch.cat(outputs), data.y_test)
         model.train()
         return judged
+
+    def _answers(self, model: nn.Module, layout: Layout, params: Tensor, x: Tensor) -> Tensor:
+        """What a model says; in bfloat16 as one lane, since our layers are faster there."""
+        if self.precision != "bf16" or not (AVAILABLE and x.is_cuda and params.dtype == torch.float32):
+            return torch.func.functional_call(model, layout.unflatten(params), (x,))
+        with Batched("bf16"):
+            lane = torch.func.vmap(lambda p, x: torch.func.functional_call(model, layout.unflatten(p), (x,)))
+            return lane(params[None], x[None])[0]
+
+    def _evaluated_at_once(self, number: int) -> int:
+        """Rows of the test set, on a GPU as many as fill it: a function of the model, since last bits depend on it."""
+        if self.device.type != "cuda":
+            return _EVALUATION_BATCH
+        run, model, layout = self.runs[number], self.models[number], self.layouts[number]
+        key = (_shared(run), len(run.data.y_test))
+        if key not in self.at_once:
+            size = bytes_per_lane(model, layout, self.data(run), dataclasses.replace(run.local, batch=16))
+            kept = (size - 10 * layout.num_params * 4) // (3 * 16)
+            fits = max(256, min(65536, _EVALUATION_BYTES // max(1, kept)))
+            self.at_once[key] = -(-len(run.data.y_test) // -(-len(run.data.y_test) // fits))
+        return self.at_once[key]
 
 
 class Trainer:

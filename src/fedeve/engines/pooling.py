@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .batched import lanes_first
-from .convolution import Pair, pair
+from .images import Pair, pair
 
 _BLOCK = 1024
 
@@ -108,6 +108,7 @@ def max_pool2d(
     size = pair(kernel_size)
     apart = not stride or pair(stride) == size
     plain = apart and pair(padding) == (0, 0) and pair(dilation) == (1, 1) and max(size) < 16
+    input = input.float() if input.dtype == torch.bfloat16 else input
     if not plain or ceil_mode or return_indices or input.dtype != torch.float32:
         theirs: Any = torch.nn.functional.max_pool2d
         return theirs(input, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=return_indices)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..method import Method, Sent, Vectors
 from ..summary import Summary
+from .batched import AVAILABLE
 from .pool import captured
 
 
@@ -40,14 +41,28 @@ class Outcome(NamedTuple):
 def finish(method: Method, sent: Sent, replies: Replies, lr: float) -> tuple[Vectors, Vectors, Tensor]:
     """What else clients send, what they remember, and whose reply is finite."""
     extras, remember = method.finish(replies.updates, replies.steps, lr, sent, replies.memory)
-    vectors = (replies.updates, *extras.values())
-    return extras, remember, torch.stack([torch.isfinite(v).all(-1) for v in vectors]).all(0)
+    return extras, remember, _finite(replies.updates, *extras.values())
+
+
+def _finite(*vectors: Tensor) -> Tensor:
+    return torch.stack([torch.isfinite(v).all(-1) for v in vectors]).all(0)
+
+
+def _summary(replies: Replies, extras: Vectors) -> tuple[Summary, Tensor]:
+    """The summary, and whose reply is finite."""
+    updates = replies.updates
+    if not (AVAILABLE and updates.is_cuda and updates.dtype == torch.float32):
+        return Summary.of(updates, replies.weights, extras, trusted=True), _finite(updates, *extras.values())
+    from .tally import tally
+
+    summary, finite = tally(updates, replies.weights, extras)
+    return summary, finite & _finite(*extras.values()) if extras else finite
 
 
 def close(method: Method, state: Any, replies: Replies, lr: float) -> Outcome:
     """A round of one part, as if every reply were finite."""
-    extras, remember, finite = finish(method, method.send(state), replies, lr)
-    summary = Summary.of(replies.updates, replies.weights, extras, trusted=True)
+    extras, remember = method.finish(replies.updates, replies.steps, lr, method.send(state), replies.memory)
+    summary, finite = _summary(replies, extras)
     state, facts = method.step(state, summary)
     return Outcome(state, method.send(state), remember, facts, finite)
 

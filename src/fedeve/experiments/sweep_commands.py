@@ -38,9 +38,9 @@ class Options:
     threads: Annotated[int, typer.Option(help="CPU threads; last bits of the numbers may depend on it.", min=1)] = 1
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints of a run.", min=0)] = 10.0
     width: Annotated[int | None, typer.Option(help="Lanes of a pool; fixed when a sweep begins.", min=1)] = None
-    precision: Annotated[str, typer.Option(help="float32, or tf32: faster on a GPU, ten bits of the factors.")] = (
-        "float32"
-    )
+    precision: Annotated[
+        str, typer.Option(help="float32; tf32 or bf16: faster on a GPU, fewer bits of the factors.")
+    ] = "float32"
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went and how full the lanes were.")] = (
         False
     )

@@ -1,0 +1,28 @@
+"""What kernels on images share: pairs of rows and columns, and which elements of a patch lie in the image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+Pair = tuple[int, int]
+
+
+def pair(value: Any) -> Pair:
+    """What a layer's argument says of rows and columns."""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+@triton.jit
+def inside(
+    i, j, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr
+):
+    """For patches that begin at (i, j): one bit for every element that lies in the image and not in its padding."""
+    bits = tl.zeros(i.shape, tl.int32)
+    if PH + PW > 0:
+        for k in tl.static_range(KH * KW):
+            row, column = i + k // KW, j + k % KW
+            bits |= ((row >= 0) & (row < H) & (column >= 0) & (column < W)).to(tl.int32) << k
+    return bits
