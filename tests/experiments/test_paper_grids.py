@@ -14,7 +14,8 @@ from fedeve.experiments import config
 from fedeve.experiments.paper_grids import layer_sizes
 from fedeve.experiments.paper_tables import TABLES, build
 from fedeve.experiments.sweep import Sweep
-from fedeve.experiments.sweep_folder import read_manifest
+from fedeve.experiments.sweep_folder import Status, SweepFolder, read_manifest
+from fedeve.experiments.sweep_view import Board
 from fedeve.report import results, tables
 
 IMAGES = ["CIFAR-100, Dirichlet 1", "CIFAR-100, Dirichlet 0.1", "CIFAR-100, Dirichlet 0.01"]
@@ -135,3 +136,14 @@ def test_tiny_grids_go_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_list_says_how_much_there_is_to_run() -> None:
     listed = {entry["name"]: entry for entry in json.loads(fedeve("paper", "list", "--json").stdout)}
     assert listed["tuned"]["runs"] == 225 and listed["ablation"]["runs"] == 3 * 152
+
+
+def test_the_view_shows_of_every_column_the_first_metric_it_has(tmp_path: Path) -> None:
+    sweep = build(TABLES["tuned"], methods=["FedAvg, server_lr 1"], only=["cifar100", "movielens1m"])
+    board = Board(SweepFolder(tmp_path, sweep), [Status("waiting") for _ in sweep.points], {})
+    for point in sweep.points:
+        line = {"loss": 1.0, "auc": 0.75} if "Movie" in point.column else {"accuracy": 0.5, "loss": 1.0}
+        board.apply({"run": point.name, "event": "round", "round": 10, "metrics": line})
+    row = "FedAvg, server_lr 1"
+    assert board.value(row, IMAGES[0]) == "50.00 %" and board.value(row, "MovieLens-1M, lr 0.01") == "0.7500"
+    assert board.metric == "accuracy or auc"
