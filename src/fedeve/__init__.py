@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .methods.fedavgm import FedAvgM
     from .methods.feddyn import FedDyn
     from .methods.fedeve import FedEve
+    from .methods.fedeveadam import FedEveAdam
+    from .methods.fedeveparts import FedEveParts
     from .methods.fedopt import FedAdagrad, FedAdam, FedYogi
     from .methods.fedprox import FedProx
     from .methods.scaffold import Scaffold
@@ -43,6 +45,8 @@ _HOME = {
     "methods.fedavgm": ("FedAvgM",),
     "methods.feddyn": ("FedDyn",),
     "methods.fedeve": ("FedEve",),
+    "methods.fedeveadam": ("FedEveAdam",),
+    "methods.fedeveparts": ("FedEveParts",),
     "methods.fedopt": ("FedAdagrad", "FedAdam", "FedYogi"),
     "methods.fedprox": ("FedProx",),
     "methods.scaffold": ("Scaffold",),
@@ -53,9 +57,9 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Correction", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedEve", "FedProx", "FedYogi",
-    "FederatedData", "FedeveError", "Layout", "LocalWork", "Method", "Record", "Run", "Scaffold", "Sent", "Summary",
-    "all_methods", "datasets", "partition", "simulate",
+    "Correction", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedEve", "FedEveAdam", "FedEveParts",
+    "FedProx", "FedYogi", "FederatedData", "FedeveError", "Layout", "LocalWork", "Method", "Record", "Run",
+    "Scaffold", "Sent", "Summary", "all_methods", "datasets", "partition", "simulate",
 ]  # fmt: skip
 
 

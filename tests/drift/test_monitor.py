@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedeve import FedAvg, FedAvgM, FedEve, Scaffold, Summary, all_methods, simulate
+from fedeve import FedAvg, FedAvgM, FedEve, FedEveAdam, FedEveParts, Scaffold, Summary, all_methods, simulate
 from fedeve.drift.monitor import FACTS, watched
 
 METHODS = [cls() for cls in all_methods().values()]
@@ -56,6 +56,8 @@ def test_watching_changes_no_number_of_any_method(method: Any, engine: str, smal
 
 
 def test_fedeve_keeps_its_own_facts() -> None:
+    for kin in (FedEveAdam(), FedEveParts(gain=0.3)):
+        assert watched(kin) is kin
     assert watched(FedEve()) == FedEve() and type(watched(FedEve(drift="released"))) is FedEve
 
 

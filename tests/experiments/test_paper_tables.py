@@ -16,7 +16,7 @@ from fedeve.experiments.sweep_folder import read_manifest
 
 ROWS = [
     "FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "SCAFFOLD (released)", "FedOpt (FedAdam)", "FedEve",
-    "FedEve (released)",
+    "FedEve (released)", "FedEveAdam (ours)",
 ]  # fmt: skip
 
 
@@ -24,7 +24,7 @@ def methods_of(sweep: Sweep, data: str) -> dict[str, dict[str, Any]]:
     return {point.row: point.config["method"] for point in sweep.points if point.config["data"]["name"] == data}
 
 
-@pytest.mark.parametrize(("name", "columns"), [("table1", 7), ("table2", 1), ("table3", 12)])
+@pytest.mark.parametrize(("name", "columns"), [("table1", 7), ("table2", 2), ("table3", 12)])
 def test_a_table_is_every_method_in_every_setting_with_the_papers_seeds(name: str, columns: int) -> None:
     sweep = build(TABLES[name])
     cells = {(point.row, point.column, point.seed) for point in sweep.points}
@@ -41,6 +41,7 @@ def test_methods_have_the_authors_values_which_differ_by_data_set() -> None:
             "name": "fedadam", "server_lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "tau": tau,
         }  # fmt: skip
         assert found["FedProx"]["mu"] == 1.0 and found["FedAvgM"]["beta"] == 0.9
+        assert found["FedEveAdam (ours)"] == {"name": "fedeveadam", "server_lr": 1e-3, "beta2": 0.99, "tau": tau}
         assert found["SCAFFOLD"]["control"] == "paper" and found["SCAFFOLD (released)"]["control"] == "released"
         assert found["FedEve"]["drift"] == "paper" and found["FedEve (released)"]["drift"] == "released"
     movies = methods_of(build(TABLES["table2"], seeds=1), "movielens1m")
@@ -73,15 +74,36 @@ def test_every_printed_number_stands_beside_a_cell_of_ours() -> None:
         ]
         assert set(placed) <= cells and set(sweep.printed) == set(sweep.metrics) and "as printed" in sweep.source
         count[name] = len(placed)
-    assert count == {"table1": 8 * 7, "table2": 5 * 6, "table3": 8 * 12}  # SCAFFOLD is not printed in Table 2
+    assert count == {"table1": 8 * 7, "table2": 5 * 6 * 2, "table3": 8 * 12}  # SCAFFOLD is not printed in Table 2
     first = build(TABLES["table1"]).printed["accuracy"]
     assert (
         first["FedEve"]["FEMNIST, Dirichlet 0.01"]
         == [75.99, 1.61]
         == first["FedEve (released)"]["FEMNIST, Dirichlet 0.01"]
     )
-    assert build(TABLES["table2"]).printed["ndcg@10"]["FedEve"]["MovieLens-1M"] == [0.2407, 0.0037]
+    second = build(TABLES["table2"]).printed["ndcg@10"]["FedEve"]
+    assert second == {f"MovieLens-1M, lr {lr}": [0.2407, 0.0037] for lr in ("0.01", "0.001")}
     assert not build(TABLES["gain"]).printed
+
+
+def test_movielens_is_there_at_the_papers_rate_and_at_the_released_codes() -> None:
+    rates = {point.column: point.config["local"]["lr"] for point in build(TABLES["table2"], seeds=1).points}
+    assert rates == {"MovieLens-1M, lr 0.01": 0.01, "MovieLens-1M, lr 0.001": 0.001}
+    one = build(TABLES["table2"], seeds=1, only=["lr=0.001"], methods=["fedeve"])
+    assert {point.config["local"]["lr"] for point in one.points} == {0.001} and one.printed
+
+
+def test_cifar_in_other_clients_is_called_what_it_is_and_has_no_printed_number_beside_it() -> None:
+    sweep = build(TABLES["table1"], seeds=1, clients=500)
+    assert {point.column for point in sweep.points} == {
+        f"CIFAR-100 in 500 clients, Dirichlet {alpha}" for alpha in ("1", "0.1", "0.01")
+    }
+    assert {point.config["data"]["num_clients"] for point in sweep.points} == {500}
+    assert sweep.title == "Table 1: CIFAR-100 in 500 clients" and not sweep.printed
+    same = build(TABLES["table1"], seeds=1, clients=500, only=["dirichlet-0.1"], methods=["fedeve"])
+    assert {point.name for point in same.points} <= {point.name for point in sweep.points} and len(same.points) == 2
+    with pytest.raises(FedeveError, match="no CIFAR-100"):
+        build(TABLES["table3"], clients=500)
 
 
 def test_the_gain_is_fedeves_alone_in_four_partitions_and_three_epochs() -> None:
@@ -116,7 +138,18 @@ def test_a_stand_in_is_called_what_it_is_and_has_no_printed_number_beside_it() -
 
 def test_paper_list_says_what_there_is() -> None:
     text = fedeve("paper", "list").stdout
-    for word in ("table1", "table2", "table3", "gain", "280 runs", "SCAFFOLD (released)", "47.26", "NGCG for NDCG"):
+    for word in (
+        "table1",
+        "table2",
+        "table3",
+        "gain",
+        "tuned",
+        "ablation",
+        "315 runs",
+        "SCAFFOLD (released)",
+        "47.26",
+        "NGCG for NDCG",
+    ):
         assert word in text
     listed = json.loads(fedeve("paper", "list", "--json").stdout)
     assert [entry["name"] for entry in listed] == list(TABLES)
@@ -125,9 +158,9 @@ def test_paper_list_says_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("name", "runs", "metric"),
     [
-        ("table1", 7 * 8, "accuracy"),
-        ("table2", 8, "ndcg@10"),
-        pytest.param("table3", 12 * 8, "accuracy", marks=pytest.mark.slow),
+        ("table1", 7 * 9, "accuracy"),
+        ("table2", 2 * 9, "ndcg@10"),
+        pytest.param("table3", 12 * 9, "accuracy", marks=pytest.mark.slow),
         pytest.param("gain", 12 * 2, "accuracy", marks=pytest.mark.slow),
     ],
 )

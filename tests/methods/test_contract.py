@@ -17,6 +17,7 @@ from fedeve import (
     FederatedData,
     FedEve,
     FedeveError,
+    FedEveParts,
     LocalWork,
     Method,
     Run,
@@ -34,6 +35,7 @@ from fedeve.settings import describe
 
 METHODS = {name: cls() for name, cls in all_methods().items()}
 METHODS |= {"fedeve-released": FedEve(drift="released"), "scaffold-released": Scaffold(control="released")}
+METHODS |= {"fedeveparts-apart": FedEveParts(look_ahead=False, gain=0.3)}
 WITH_NEUTRAL = [cls for cls in all_methods().values() if cls.neutral is not None]
 
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

@@ -26,7 +26,9 @@ from fedeve import (
     FedDyn,
     FederatedData,
     FedEve,
+    FedEveAdam,
     FedeveError,
+    FedEveParts,
     FedProx,
     FedYogi,
     Layout,
@@ -204,6 +206,56 @@ class FedEveOracle(Oracle):
         return {"gain": G, "period_drift": Q, "client_drift": R}
 
 
+class FedEveAdamOracle(FedEveOracle):
+    """FedEve's filter; every step along M, also the look-ahead, is divided by the root of s plus tau."""
+
+    def __init__(self, w: Vec, num_clients: int, server_lr: float, beta2: float, tau: float) -> None:
+        super().__init__(w, num_clients)
+        self.rate, self.b2, self.tau, self.s = server_lr, beta2, tau, np.zeros_like(w)
+
+    def start(self) -> Vec:
+        return self.w + self.rate * self.M / (np.sqrt(self.s) + self.tau)
+
+    def step(self, updates: list[Vec], weights: list[float]) -> Facts:
+        before, u = self.w.copy(), weighted_mean(updates, weights)
+        facts = super().step(updates, weights)
+        self.s = self.b2 * self.s + (1 - self.b2) * u**2
+        self.w = before
+        self.w = self.start()
+        return facts
+
+
+class FedEveLayersOracle(Oracle):
+    """A FedEve of its own for every block of parameters."""
+
+    def __init__(self, w: Vec, num_clients: int, sizes: list[int], server_lr: float, drift: str) -> None:
+        super().__init__(w, num_clients)
+        self.cuts = list(np.cumsum(sizes)[:-1])
+        self.blocks = [FedEveOracle(part, num_clients, server_lr, drift) for part in np.split(w, self.cuts)]
+
+    def start(self) -> Vec:
+        return np.concatenate([block.start() for block in self.blocks])
+
+    def step(self, updates: list[Vec], weights: list[float]) -> Facts:
+        facts = [
+            block.step([np.split(update, self.cuts)[i] for update in updates], weights)
+            for i, block in enumerate(self.blocks)
+        ]
+        self.w = np.concatenate([block.w for block in self.blocks])
+        return {name: sum(b.d * f[name] for b, f in zip(self.blocks, facts, strict=True)) / self.d for name in facts[0]}
+
+
+class FedEveApartOracle(FedAvgMOracle):
+    """A fixed gain: with the look-ahead, momentum that clients start from."""
+
+    def __init__(self, w: Vec, num_clients: int, server_lr: float, gain: float, look_ahead: bool) -> None:
+        super().__init__(w, num_clients, server_lr, 1 - gain)
+        self.look_ahead = look_ahead
+
+    def start(self) -> Vec:
+        return self.w + self.server_lr * self.M * self.look_ahead
+
+
 class FedDynOracle(Oracle):
     """Acar et al. 2021."""
 
@@ -270,6 +322,23 @@ CASES: dict[str, Case] = {
     "fedeve-released": Case(FedEve(drift="released"), lambda w, n: FedEveOracle(w, n, 1.0, "released")),
     "fedeve-released-tuned": Case(
         FedEve(drift="released", server_lr=1.4), lambda w, n: FedEveOracle(w, n, 1.4, "released")
+    ),
+    "fedeveadam": Case(FedEveAdam(), lambda w, n: FedEveAdamOracle(w, n, 1e-3, 0.99, 1e-4)),
+    "fedeveadam-tuned": Case(
+        FedEveAdam(server_lr=0.05, beta2=0.8, tau=3e-2), lambda w, n: FedEveAdamOracle(w, n, 0.05, 0.8, 3e-2)
+    ),
+    "fedeveparts": Case(FedEveParts(), lambda w, n: FedEveOracle(w, n, 1.0, "paper")),
+    "fedeveparts-gain-tuned": Case(
+        FedEveParts(server_lr=1.2, gain=0.4), lambda w, n: FedEveApartOracle(w, n, 1.2, 0.4, True)
+    ),
+    "fedeveparts-apart-tuned": Case(
+        FedEveParts(server_lr=1.2, gain=0.4, look_ahead=False), lambda w, n: FedEveApartOracle(w, n, 1.2, 0.4, False)
+    ),
+    "fedeveparts-layers-tuned": Case(
+        FedEveParts(server_lr=0.6, layers="3,1,3"), lambda w, n: FedEveLayersOracle(w, n, [3, 1, 3], 0.6, "paper")
+    ),
+    "fedeveparts-layers-released-tuned": Case(
+        FedEveParts(layers="2,5", drift="released"), lambda w, n: FedEveLayersOracle(w, n, [2, 5], 1.0, "released")
     ),
     "feddyn": Case(FedDyn(), lambda w, n: FedDynOracle(w, n, 0.01)),
     "feddyn-tuned": Case(FedDyn(alpha=0.7), lambda w, n: FedDynOracle(w, n, 0.7)),
@@ -713,8 +782,10 @@ def test_updates_of_another_model_are_refused(method: Method, dim: int) -> None:
         lambda: FedAdam(tau=-1e-4),
         lambda: FedAdam(beta2=1.1),
         lambda: FedDyn(alpha=0.0),
+        lambda: FedEveParts(gain=0.0),
+        lambda: FedEveParts(gain=1.5),
     ],
-    ids=["drift", "control", "server_lr", "nan", "beta", "mu", "tau", "beta2", "alpha"],
+    ids=["drift", "control", "server_lr", "nan", "beta", "mu", "tau", "beta2", "alpha", "no-gain", "gain"],
 )
 def test_hyper_parameters_out_of_range_are_refused(make: Callable[[], Method]) -> None:
     with pytest.raises(FedeveError):
@@ -776,6 +847,8 @@ RUNS = {
     "scaffold-tuned": ("scaffold-tuned", SGD),
     "scaffold-released": ("scaffold-released", SGD),
     "feddyn": ("feddyn-tuned", SGD),
+    "fedeveadam": ("fedeveadam", SGD),
+    "fedeveparts": ("fedeveparts-apart-tuned", SGD),
 }
 
 

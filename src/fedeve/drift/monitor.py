@@ -16,13 +16,14 @@ import torch
 from ..method import Facts, Method, Vector, observed, scalar_like
 from ..methods import kalman
 from ..methods.fedeve import FedEve
+from ..methods.fedeveadam import FedEveAdam
 from ..summary import Summary
 
 FACTS = ("gain", "period_drift", "client_drift")
 
 
 def watched(method: Method) -> Method:
-    """The method with the monitor's facts beside its own; FedEve, which has them, as it is.
+    """The method with the monitor's facts beside its own; FedEve and its kin, which have them, as they are.
 
     >>> from fedeve import FedAvg, Summary
     >>> method = watched(FedAvg())
@@ -30,7 +31,7 @@ def watched(method: Method) -> Method:
     >>> method.name, state.params.tolist(), sorted(facts)
     ('fedavg', [1.0, 1.0], ['client_drift', 'gain', 'period_drift'])
     """
-    if isinstance(method, (FedEve, _Watch)):
+    if isinstance(method, (FedEve, FedEveAdam, _Watch)):
         return method
     return _class(type(method))(**{f.name: getattr(method, f.name) for f in dataclasses.fields(method)})
 

@@ -1,9 +1,9 @@
-"""`fedeve paper`: the paper's tables, each one command. What they are is in `paper_tables.py`."""
+"""`fedeve paper`: the paper's tables and those beside them, each one command. What they are is in `paper_tables.py`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,20 +39,26 @@ def list_tables(
     for entry in listed:
         print(f"{entry['name']}: {entry['title']}; {entry['about']}")
         print(f"    {entry['runs']} runs of {entry['rounds']:,} rounds in all, on {', '.join(entry['data'])}")
-        print(f"    rows: {', '.join(entry['rows'])}")
+        print(f"    rows: {'; '.join(entry['rows'])}")
         print(f"    columns: {'; '.join(entry['columns'])}")
         for note in entry["notes"]:
             print(f"    note: {note}")
     print("Try one on embedded data first: fedeve paper table1 --tiny --out paper/tiny")
 
 
-Seeds = Annotated[int, typer.Option(help="How many of the paper's five seeds.", min=1, max=5)]
+Seeds = Annotated[
+    int | None, typer.Option(help="How many of the paper's five seeds; as `paper list` says unless set.", min=1, max=5)
+]
 Methods = Annotated[
     list[str] | None,
     typer.Option(help="Only these, e.g. fedeve or 'SCAFFOLD (released)'; with commas or given more than once."),
 ]
 Only = Annotated[
-    list[str] | None, typer.Option(help="Only these columns: cifar100, natural, dirichlet-0.1, E=3, ...; as --methods.")
+    list[str] | None,
+    typer.Option(help="Only these columns: cifar100, natural, dirichlet-0.1, E=3, lr=0.001, ...; as --methods."),
+]
+Clients = Annotated[
+    int | None, typer.Option(help="CIFAR-100's columns alone, dealt to so many clients; 500 is cross-device.", min=1)
 ]
 Data = Annotated[
     str | None, typer.Option(help="A data set in place of FEMNIST, e.g. mnist or glyphs; labelled as what it is.")
@@ -66,9 +72,10 @@ def _command(name: str) -> Callable[..., None]:
     @with_options
     def make(
         out: Annotated[Path, typer.Option(help="Folder of the sweep.")] = Path("paper") / name,
-        seeds: Seeds = 5,
+        seeds: Seeds = None,
         methods: Methods = None,
         only: Only = None,
+        clients: Clients = None,
         data: Data = None,
         tiny: Tiny = False,
         rounds: Rounds = None,
@@ -79,11 +86,13 @@ def _command(name: str) -> Callable[..., None]:
     ) -> None:
         from . import paper_tables
 
+        table = paper_tables.TABLES[name]
         sweep = paper_tables.build(
-            paper_tables.TABLES[name],
-            seeds=min(seeds, 2) if tiny else seeds,
-            methods=_split(methods),
+            table,
+            seeds=min(seeds or table.seeds, 2) if tiny else seeds,
+            methods=_split(methods, whole=[row.name.lower() for row in table.rows]),
             only=_split(only),
+            clients=clients,
             data=data,
             tiny=tiny,
             root=root,
@@ -94,8 +103,10 @@ def _command(name: str) -> Callable[..., None]:
     return make
 
 
-def _split(values: list[str] | None) -> list[str]:
-    return [part.strip() for value in values or () for part in value.split(",") if part.strip()]
+def _split(values: list[str] | None, *, whole: Sequence[str] = ()) -> list[str]:
+    """Parts between commas, but names that have a comma themselves as they are."""
+    parts = [[value] if value.lower() in whole else value.split(",") for value in values or ()]
+    return [part.strip() for several in parts for part in several if part.strip()]
 
 
 _HELP = {
@@ -103,6 +114,8 @@ _HELP = {
     "table2": "Table 2: every method on MovieLens-1M.",
     "table3": "Table 3: every method on FEMNIST, by partition and local epochs.",
     "gain": "The gain of FedEve by partition and local epochs, which the paper shows as box plots.",
+    "tuned": "Beyond the paper: small grids of every method that has something to tune.",
+    "ablation": "Beyond the paper: FedEve taken apart, one part changed at a time.",
 }
 for _name, _help in _HELP.items():
     _example = f"Example: fedeve paper {_name} --seeds 1 --budget 25m --out paper/{_name}"

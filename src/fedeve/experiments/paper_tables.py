@@ -1,4 +1,4 @@
-"""The paper's tables as sweeps, built from the presets: every method with the authors' values, the paper's seeds.
+"""The paper's tables, and those we put beside them, as sweeps: presets, methods with their values, the paper's seeds.
 
 What the paper printed lies in `paper/printed.json`, with its source and what is known to be misprinted.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,89 +20,11 @@ from ..data.files import FileDataset
 from ..errors import FedeveError, unknown
 from . import config as configs
 from .config import Table
+from .paper_grids import ABLATION, PER_LAYER, TUNED, layer_sizes
+from .paper_settings import CIFAR, EPOCHS, FEMNIST, MOVIELENS, RANKING, ROWS, SETS, Column, PaperTable, Row
 from .sweep import Point, Printed, Sweep
 
 SEEDS = (192, 225, 226, 230, 231)  # the released code's
-SETS = {"femnist": "FEMNIST", "cifar100": "CIFAR-100", "movielens1m": "MovieLens-1M"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """A method under the name it has in our tables, and whose printed row stands beside it."""
-
-    name: str
-    printed: str
-    method: Table
-    by_default: bool = True
-
-    def values(self, data: str) -> Table:
-        """Its hyper-parameters on a data set: the authors' (they differ by data set)."""
-        if self.method["name"] == "fedprox":
-            return {**self.method, "mu": 0.01 if data == "movielens1m" else 1.0}
-        if self.printed == "fedopt":
-            return {**self.method, "tau": 3e-4 if data == "femnist" else 1e-4}
-        return self.method
-
-
-_ADAPTIVE = {"server_lr": 1e-3, "beta1": 0.9}
-ROWS = (
-    Row("FedAvg", "fedavg", {"name": "fedavg", "server_lr": 1.0}),
-    Row("FedAvgM", "fedavgm", {"name": "fedavgm", "server_lr": 1.0, "beta": 0.9}),
-    Row("FedProx", "fedprox", {"name": "fedprox", "server_lr": 1.0}),
-    Row("SCAFFOLD", "scaffold", {"name": "scaffold", "server_lr": 1.0, "control": "paper"}),
-    Row("SCAFFOLD (released)", "scaffold", {"name": "scaffold", "server_lr": 1.0, "control": "released"}),
-    Row("FedOpt (FedAdam)", "fedopt", {"name": "fedadam", **_ADAPTIVE, "beta2": 0.99}),
-    # Members of FedOpt that the paper does not print: only when asked for.
-    Row("FedOpt (FedYogi)", "", {"name": "fedyogi", **_ADAPTIVE, "beta2": 0.99}, by_default=False),
-    Row("FedOpt (FedAdagrad)", "", {"name": "fedadagrad"}, by_default=False),
-    Row("FedEve", "fedeve", {"name": "fedeve", "server_lr": 1.0, "drift": "paper"}),
-    Row("FedEve (released)", "fedeve", {"name": "fedeve", "server_lr": 1.0, "drift": "released"}),
-)
-
-
-@dataclass(frozen=True)
-class Column:
-    """A setting: its key in `printed.json`, its name in tables, its preset and what differs from it."""
-
-    key: str
-    epochs: int | None = None
-
-    @property
-    def data(self) -> str:
-        return self.key.split("/")[0]
-
-    @property
-    def setting(self) -> str:
-        """What follows the data set's name: `, Dirichlet 0.1, E = 3`."""
-        parts = self.key.split("/")[1:]
-        return "".join(f", {part.replace('dirichlet-', 'Dirichlet ').replace('E=', 'E = ')}" for part in parts)
-
-    def config(self) -> Table:
-        kind = "-".join(part for part in self.key.split("/") if not part.startswith("E="))
-        table = configs.read(f"paper/{kind}")
-        if self.epochs is not None:
-            configs.put(table, ["local", "epochs"], self.epochs)
-        return table
-
-
-@dataclass(frozen=True)
-class PaperTable:
-    """A table or figure of the paper."""
-
-    name: str
-    title: str
-    about: str
-    columns: tuple[Column, ...]
-    metrics: tuple[str, ...] = ("accuracy",)
-    methods: tuple[str, ...] = ()
-    """Names of methods, where not all of them."""
-
-    def rows(self) -> tuple[Row, ...]:
-        return tuple(row for row in ROWS if not self.methods or row.method["name"] in self.methods)
-
-
-_WAYS = ("natural", "dirichlet-1", "dirichlet-0.1", "dirichlet-0.01")
-_EPOCHS = tuple(Column(f"femnist/{way}/E={epochs}", epochs) for way in _WAYS for epochs in (1, 3, 5))
 TABLES = {
     table.name: table
     for table in (
@@ -110,28 +32,30 @@ TABLES = {
             "table1",
             "Table 1: FEMNIST and CIFAR-100",
             "accuracy of every method by partition, LeNet-5 and ResNet-18",
-            (*(Column(f"femnist/{way}") for way in _WAYS), *(Column(f"cifar100/{way}") for way in _WAYS[1:])),
+            (*FEMNIST, *CIFAR),
         ),
         PaperTable(
             "table2",
             "Table 2: MovieLens-1M",
-            "ranking by DIN, every user a client",
-            (Column("movielens1m"),),
-            ("auc", "hr@5", "hr@10", "ndcg@5", "ndcg@10"),
+            "ranking by DIN, every user a client, at the paper's and at the released code's rate",
+            MOVIELENS,
+            RANKING,
         ),
         PaperTable(
             "table3",
             "Table 3: FEMNIST by local epochs",
             "accuracy of every method by partition and local epochs",
-            _EPOCHS,
+            EPOCHS,
         ),
         PaperTable(
             "gain",
             "The Kalman gain by partition and local epochs",
             "FedEve's gain over the rounds, in both variants; the paper shows box plots",
-            _EPOCHS,
-            methods=("fedeve",),
+            EPOCHS,
+            rows=tuple(row for row in ROWS if row.method["name"] == "fedeve"),
         ),
+        TUNED,
+        ABLATION,
     )
 }
 
@@ -139,25 +63,30 @@ TABLES = {
 def build(
     table: PaperTable,
     *,
-    seeds: int = len(SEEDS),
+    seeds: int | None = None,
     methods: Sequence[str] = (),
     only: Sequence[str] = (),
+    clients: int | None = None,
     data: str | None = None,
     tiny: bool = False,
     root: str | None = None,
     assignments: Iterable[str] = (),
 ) -> Sweep:
-    """A table as a sweep: some of its rows and columns, with a stand-in for FEMNIST or tiny on embedded data."""
+    """A table as a sweep: some of its rows and columns, with a stand-in for FEMNIST or tiny on embedded data.
+
+    With `clients` it is CIFAR-100's columns alone, dealt to so many.
+    """
     if tiny and data is not None:
         raise FedeveError("tiny has data of its own", got=data, do="leave out --tiny or --data")
     if data is not None and data not in all_datasets():
         raise unknown("data set", data, all_datasets())
+    if clients is not None:
+        table = _in_clients(table, clients)
     rows, columns = _chosen_rows(table, methods), _chosen_columns(table, only)
     standins = {"femnist": data} if data not in (None, "femnist") else {}
     points, names = [], {}
     for column in columns:
-        base = column.config()
-        label = SETS[column.data] + column.setting
+        base, label = column.config(), column.label
         if tiny:
             base, label = _shrink(base, column), f"{_TINY[column.data]} in place of {label}"
         elif column.data in standins:
@@ -165,27 +94,51 @@ def build(
             label = f"{data} in place of {label}"
         if root is not None and not tiny and issubclass(all_datasets()[base["data"]["name"]], FileDataset):
             base["data"]["root"] = root
-        names[column.key] = label
+        if column.data not in standins and not tiny:
+            names[column] = label
         base = configs.override(base, assignments)
         for row in rows:
-            for seed in SEEDS[:seeds]:
-                config = {**base, "method": row.values(column.data), "seed": seed}
-                points.append(Point(configs.check(config), row.name, label))
-    original = {key: name for key, name in names.items() if not tiny and key.split("/")[0] not in standins}
+            config = _of_row(base, row, column, tiny=tiny)
+            points += [Point(configs.check({**config, "seed": s}), row.name, label) for s in _seeds(table, seeds)]
     title = table.title + (" (tiny, on embedded data)" if tiny else f" ({data} in place of FEMNIST)" * bool(standins))
-    sweep = Sweep(title, points, list(table.metrics), grows=True, notes=_read_printed()["notes"][table.name])
-    printed = _printed(table, rows, original)
+    sweep = Sweep(title, points, list(table.metrics), grows=True, notes=_read_printed()["notes"].get(table.name, []))
+    printed = _printed(table, rows, names)
     return replace(sweep, printed=printed, source=_read_printed()["source"]) if printed else sweep
 
 
-def _printed(table: PaperTable, rows: Sequence[Row], names: dict[str, str]) -> Printed:
+def _seeds(table: PaperTable, count: int | None) -> tuple[int, ...]:
+    return SEEDS[: table.seeds if count is None else count]
+
+
+def _in_clients(table: PaperTable, count: int) -> PaperTable:
+    """CIFAR-100's columns of a table, dealt to another number of clients; nothing was printed for these."""
+    columns = tuple(Column(f"{column.key}/N={count}") for column in table.columns if column.data == "cifar100")
+    if not columns:
+        raise FedeveError(
+            f"{table.name} has no CIFAR-100 to deal to other clients", got=count, do="leave out --clients"
+        )
+    return replace(table, title=f"{table.title.split(':')[0]}: CIFAR-100 in {count} clients", columns=columns)
+
+
+def _of_row(base: Table, row: Row, column: Column, *, tiny: bool) -> Table:
+    """A column's setting with a row's method and changes in it."""
+    config = configs.copy(base) | {"method": dict(row.values(column.data))}
+    for key, value in row.changes.items():
+        configs.put(config, key.split("."), min(value, _TINY_COHORT) if tiny and key == "cohort" else value)
+    if config["method"].get("layers") == PER_LAYER:
+        plan = configs.check({**config, "method": "fedeve"})
+        config["method"]["layers"] = layer_sizes(plan, load=tiny)
+    return config
+
+
+def _printed(table: PaperTable, rows: Sequence[Row], names: dict[Column, str]) -> Printed:
     """What the paper printed for these rows and columns, under our names; a variant stands beside the same row."""
     found = _read_printed()["tables"].get(table.name, {})
     result: Printed = {}
     for metric, by_method in found.items():
         for row in rows:
             cells = by_method.get(row.printed, {})
-            kept = {name: cells[key] for key, name in names.items() if key in cells}
+            kept = {name: cells[column.printed] for column, name in names.items() if column.printed in cells}
             if kept:
                 result.setdefault(metric, {})[row.name] = kept
     return result
@@ -196,7 +149,7 @@ def _read_printed() -> dict[str, Any]:
 
 
 def _chosen_rows(table: PaperTable, methods: Sequence[str]) -> list[Row]:
-    rows = table.rows()
+    rows = table.rows
     if not methods:
         return [row for row in rows if row.by_default]
     known = {name for row in rows for name in (row.name.lower(), row.method["name"])}
@@ -229,6 +182,7 @@ def _standin(table: Table, name: str) -> Table:
     return {"name": name, **kept, **({"num_writers": 3400} if name == "glyphs" else {})}
 
 
+_TINY_COHORT = 8  # the most of a handful
 _TINY = {"femnist": "glyphs", "cifar100": "digits", "movielens1m": "made-up ratings"}
 
 

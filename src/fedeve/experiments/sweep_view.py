@@ -28,7 +28,8 @@ class Board:
         self.per_round = per_round
         self.occupancy: float | None = None
         self.playing: set[str] = set()
-        self.metric = folder.sweep.metrics[0] if folder.sweep.metrics else ""
+        self.metrics = list(folder.sweep.metrics)
+        self.metric_of: dict[str, str] = {}  # of a column: the first of the sweep's that it has
         self.best: dict[tuple[str, str], float] = {}
         self.begun, self.foreseen = time.monotonic(), 0.0
         for point, status in zip(folder.sweep.points, statuses, strict=True):
@@ -47,10 +48,17 @@ class Board:
             self.playing.discard(name)
 
     def _judge(self, point: Point, line: dict[str, Any]) -> None:
-        self.metric = self.metric or next((k for k, v in line.items() if k != "loss" and isinstance(v, float)), "")
-        if isinstance(value := line.get(self.metric), float):
-            cell = (point.row, point.column)
+        named = self.metrics or [name for name in line if name != "loss"]
+        metric = next((name for name in named if isinstance(line.get(name), float)), None)
+        if metric is not None:
+            value, cell = float(line[metric]), (point.row, point.column)
+            self.metric_of.setdefault(point.column, metric)
             self.best[cell] = max(value, self.best.get(cell, value))
+
+    @property
+    def metric(self) -> str:
+        """What is shown, by name; several where columns differ."""
+        return " or ".join(dict.fromkeys(self.metric_of.values()))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -87,7 +95,7 @@ class Board:
         if (row, column) not in self.best:
             return ""
         value = self.best[row, column]
-        return f"{100 * value:.2f} %" if self.metric == "accuracy" else f"{value:.4f}"
+        return f"{100 * value:.2f} %" if self.metric_of[column] == "accuracy" else f"{value:.4f}"
 
 
 @contextmanager

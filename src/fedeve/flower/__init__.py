@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
     class FedEve(MethodStrategy): ...
 
+    class FedEveAdam(MethodStrategy): ...
+
+    class FedEveParts(MethodStrategy): ...
+
     class FedProx(MethodStrategy): ...
 
     class FedYogi(MethodStrategy): ...
@@ -51,8 +55,9 @@ _HOME = {
     "strategy": ("MethodStrategy",),
 }
 __all__ = [
-    "Corrected", "DriftMonitor", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedEve", "FedProx", "FedYogi",
-    "MethodStrategy", "Options", "Scaffold", "SecureStrategy", "correct", "say_partition", "secure_update",
+    "Corrected", "DriftMonitor", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedEve", "FedEveAdam",
+    "FedEveParts", "FedProx", "FedYogi", "MethodStrategy", "Options", "Scaffold", "SecureStrategy", "correct",
+    "say_partition", "secure_update",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -67,7 +67,8 @@ class SecureStrategy(Strategy):
             raise FedeveError(
                 "this method cannot run on sums alone",
                 got=method.name,
-                do="use one whose clients only send updates: fedavg, fedavgm, fedadam, fedyogi, fedadagrad, fedeve",
+                do="use one whose clients only send updates: fedavg, fedavgm, fedeve, fedeveadam, fedadam, fedyogi, "
+                "fedadagrad",
             )
         if not clip_norm > 0:
             raise FedeveError("updates must be clipped to be summed securely", got=clip_norm, do="give a norm above 0")

@@ -135,7 +135,14 @@ def tables(section: Section) -> list[Table]:
         return []
     if len(columns) == 1:
         return [_table(section, columns[0], [Heading(m.title, columns[0], m) for m in metrics])]
-    return [_table(section, m.title, [Heading(column, column, m) for column in columns]) for m in metrics]
+    kept = {m: [Heading(column, column, m) for column in columns if not _lacks(section, column, m)] for m in metrics}
+    return [_table(section, m.title, headings) for m, headings in kept.items() if headings]
+
+
+def _lacks(section: Section, column: str, metric: Metric) -> bool:
+    """Whether runs of a column are done and none of them recorded this metric: it is of another kind of data."""
+    done = [e for e in section.entries if e.column == column and e.state == DONE and e.record is not None]
+    return bool(done) and not any(e.record and metric.name in e.record.metrics for e in done)
 
 
 def _table(section: Section, title: str, headings: Sequence[Heading]) -> Table:
