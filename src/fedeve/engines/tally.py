@@ -14,6 +14,14 @@ _BLOCK = 512
 
 
 @triton.jit
+def _read(at, inside):
+    """Values, zero where they are not finite, and which are not."""
+    value = tl.load(at, mask=inside, other=0.0)
+    fine = tl.abs(value) < float("inf")
+    return tl.where(fine, value, 0.0).to(tl.float64), ~fine
+
+
+@triton.jit
 def _tally(updates, shares, known, center, mean, scatter, broken, D, S: tl.constexpr, BLOCK: tl.constexpr):
     """Of one block of the S vectors: plain mean, weighted mean, sum of squares around the first, who is not finite."""
     block = tl.program_id(0)
@@ -21,13 +29,13 @@ def _tally(updates, shares, known, center, mean, scatter, broken, D, S: tl.const
     inside = at < D
     total = tl.zeros((BLOCK,), tl.float64)
     for k in range(S):
-        value = tl.load(updates + k * D + at, mask=inside, other=0.0)
-        total += value.to(tl.float64)
-        tl.store(broken + block * S + k, tl.sum((value - value != 0).to(tl.int32)))
+        value, bad = _read(updates + k * D + at, inside)
+        total += value
+        tl.store(broken + block * S + k, tl.sum(bad.to(tl.int32)))
     middle = total / S
     away, square = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
     for k in range(S):
-        gap = tl.load(updates + k * D + at, mask=inside, other=0.0).to(tl.float64) - middle
+        gap = _read(updates + k * D + at, inside)[0] - middle
         away += tl.load(shares + k) * gap
         square += gap * gap
     tl.store(center + at, middle, mask=inside)

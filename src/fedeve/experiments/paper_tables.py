@@ -25,6 +25,7 @@ from .paper_settings import CIFAR, EPOCHS, FEMNIST, MOVIELENS, RANKING, ROWS, SE
 from .sweep import Point, Printed, Sweep
 
 SEEDS = (192, 225, 226, 230, 231)  # the released code's
+LAST = 100  # rounds whose evaluations are averaged, as in the paper; a tenth of them where there are fewer than 1000
 TABLES = {
     table.name: table
     for table in (
@@ -101,9 +102,20 @@ def build(
             config = _of_row(base, row, column, tiny=tiny)
             points += [Point(configs.check({**config, "seed": s}), row.name, label) for s in _seeds(table, seeds)]
     title = table.title + (" (tiny, on embedded data)" if tiny else f" ({data} in place of FEMNIST)" * bool(standins))
+    title += "" if tiny else _other_rounds(points, columns)
     sweep = Sweep(title, points, list(table.metrics), grows=True, notes=_read_printed()["notes"].get(table.name, []))
+    sweep = replace(sweep, last=min(LAST, max(1, min(point.rounds for point in points) // 10)))
     printed = _printed(table, rows, names)
     return replace(sweep, printed=printed, source=_read_printed()["source"]) if printed else sweep
+
+
+def _other_rounds(points: Sequence[Point], columns: Sequence[Column]) -> str:
+    """For a title: how many rounds there are, where not the paper's."""
+    rounds, printed = {point.rounds for point in points}, {int(column.config()["rounds"]) for column in columns}
+    if rounds <= printed:
+        return ""
+    ours, theirs = ("/".join(map(str, sorted(some))) for some in (rounds, printed))
+    return f", {ours} rounds instead of {theirs}"
 
 
 def _seeds(table: PaperTable, count: int | None) -> tuple[int, ...]:
