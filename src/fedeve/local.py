@@ -101,15 +101,15 @@ def _sgd(work: LocalWork, walk: Walk, grad: Vector) -> Walk:
     return Walk(walk.params - lane(work.lr) * first, kept, walk.second, walk.num_steps + 1)
 
 
-_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # PyTorch's defaults
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # PyTorch's defaults
 
 
 def _adam(work: LocalWork, walk: Walk, grad: Vector) -> Walk:
     step = walk.num_steps + 1
-    first = _BETA1 * walk.first + (1 - _BETA1) * grad
-    second = _BETA2 * walk.second + (1 - _BETA2) * grad.square()
-    unbiased, unbiased_square = (_debias(mean, beta, step) for mean, beta in ((first, _BETA1), (second, _BETA2)))
-    params = walk.params - lane(work.lr) * unbiased / (unbiased_square.sqrt() + _EPSILON)
+    first = BETA1 * walk.first + (1 - BETA1) * grad
+    second = BETA2 * walk.second + (1 - BETA2) * grad.square()
+    unbiased, unbiased_square = (_debias(mean, beta, step) for mean, beta in ((first, BETA1), (second, BETA2)))
+    params = walk.params - lane(work.lr) * unbiased / (unbiased_square.sqrt() + EPSILON)
     return Walk(params, first, second, step)
 
 

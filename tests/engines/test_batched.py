@@ -12,9 +12,10 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="hand-batched layers need Triton")
 
+from fedeve import Correction, LocalWork, local
 from fedeve.engines import batched, channels, convolution, norm, pooling
 from fedeve.engines.batched import Batched
-from fedeve.engines.descent import descend
+from fedeve.engines.descent import adam, descend
 from fedeve.engines.tally import tally
 from fedeve.summary import Summary
 
@@ -187,12 +188,43 @@ def test_a_fused_step_is_the_local_step_and_leaves_idle_lanes_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     params, slope, start, shift = (torch.randn(3, 1500, generator=generator).to(DEVICE) for _ in range(4))
     lr, prox = torch.tensor([0.1, 0.2, 0.3]).to(DEVICE), torch.tensor([0.0, 1.0, 2.0]).to(DEVICE)
-    active = torch.tensor([True, False, True]).to(DEVICE)
+    active, shifted = torch.tensor([True, False, True]).to(DEVICE), torch.tensor([0.0, 1.0, 1.0]).to(DEVICE)
+    shift[0] = 0.0
     expected = params - lr[:, None] * (slope + prox[:, None] * (params - start) + shift)
     expected = torch.where(active[:, None], expected, params)
     ours = params.clone()
-    descend(ours, slope, start=start, shift=shift, lr=lr, prox=prox, active=active)
+    start[0], shift[0] = torch.nan, torch.nan  # nothing is read where it adds nothing
+    descend(ours, slope, start=start, shift=shift, lr=lr, prox=prox, shifted=shifted, active=active)
     assert torch.allclose(ours, expected, rtol=1e-6, atol=1e-6) and torch.equal(ours[1], params[1])
+
+
+def test_a_fused_step_of_adam_is_the_local_step_at_every_count_of_steps() -> None:
+    """Lanes idle now and then, so that their counts differ. NaN is where nothing may be read."""
+    generator = torch.Generator().manual_seed(0)
+    start, shift, *slopes = (torch.randn(4, 1500, generator=generator).to(DEVICE) for _ in range(8))
+    lr = torch.tensor([0.1, 0.2, 0.3, 0.4]).to(DEVICE)
+    prox = torch.tensor([0.0, 1.0, 2.0, 0.0]).to(DEVICE)
+    shifted = torch.tensor([0.0, 0.0, 1.0, 1.0]).to(DEVICE)
+    correction = Correction(prox, torch.where(shifted[:, None] > 0, shift, 0.0))
+    unread = {
+        "start": torch.where(prox[:, None] > 0, start, torch.nan),
+        "shift": torch.where(shifted[:, None] > 0, shift, torch.nan),
+    }
+    lanes_rate: Any = lr  # a rate for every lane, where a number is declared
+    work = LocalWork(optimizer="adam", lr=lanes_rate)
+    walk = local.begin(work, start)._replace(num_steps=torch.zeros(4, dtype=torch.float64, device=DEVICE))
+    ours = [tensor.clone() for tensor in walk[:3]]
+    for number, slope in enumerate(slopes):
+        active = torch.tensor([True, number != 2, number % 2 == 0, number > 3]).to(DEVICE)
+        before = [tensor.clone() for tensor in ours]
+        moments = {"first": ours[1], "second": ours[2], "num_steps": walk.num_steps}
+        adam(ours[0], slope, **moments, **unread, lr=lr, prox=prox, shifted=shifted, active=active)
+        new = local.advance(work, walk, slope, start=start, correction=correction)
+        kept = [torch.where(active[:, None], after, old) for after, old in zip(new[:3], walk[:3], strict=True)]
+        walk = local.Walk(*kept, walk.num_steps + active)
+        for mine, old, expected in zip(ours, before, kept, strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+            assert torch.equal(mine[~active], old[~active])
 
 
 def test_a_lane_does_not_notice_its_neighbours() -> None:

@@ -348,8 +348,8 @@ def test_kernels_give_the_reference_numbers(model: str, precision: str, toleranc
     assert (ours.params.cpu() - exact.params).norm() / exact.params.norm() < tolerance
 
 
-def test_whole_runs_with_our_kernels_are_the_reference() -> None:
-    """As on a GPU, but Triton interprets the kernels."""
+def by_hand(*runs: Run, width: int | None = None) -> list[torch.Tensor]:
+    """The parameters that our kernels end at; without a GPU Triton interprets them."""
     pytest.importorskip("triton", reason="hand-batched layers need Triton")
     from fedeve.engines.batched import Batched
 
@@ -359,16 +359,27 @@ def test_whole_runs_with_our_kernels_are_the_reference() -> None:
             pool.by_hand, pool.layers = True, Batched("ieee")
             return pool
 
+    target = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return [params.cpu() for params in play(ByHand(list(runs), target, width=width, batched=True))]
+
+
+def test_whole_runs_with_our_kernels_are_the_reference() -> None:
     x, y = np.random.default_rng(0).integers(0, 256, (8, 12, 12), dtype=np.uint8), np.arange(8) % 3
     data = FederatedData.from_arrays(x, y, np.array_split(np.arange(8), 4), x_test=x, y_test=y)
     changes = {"data": data, "model": "lenet5", "cohort": 2, "rounds": 2, "dropout": 0.0, "dtype": "float32"}
     run = some_run(method=Scaffold(), local=LocalWork(lr=0.05, batch=2), **changes)
-    target = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    ours, reference = (
-        play(ByHand([run], target, batched=True))[0].cpu(),
-        simulate(run, engine="reference", device="cpu"),
-    )
-    assert (ours - reference.params).norm() / reference.params.norm() < 1e-6
+    reference = simulate(run, engine="reference", device="cpu")
+    assert (by_hand(run)[0] - reference.params).norm() / reference.params.norm() < 1e-6
+
+
+@pytest.mark.parametrize("work", [{"lr": 0.05}, {"lr": 0.01, "optimizer": "adam"}], ids=str)
+def test_fused_steps_in_shared_lanes_are_the_reference(work: dict[str, Any]) -> None:
+    """Ragged clients of three methods: counts of steps differ, and a lane's next client is corrected otherwise."""
+    changes = {"model": "linear", "rounds": 3, "dtype": "float32", "local": LocalWork(batch=8, epochs=2, **work)}
+    runs = [some_run(method=all_methods()[name](), **changes) for name in ("scaffold", "fedprox", "fedavg")]
+    for ours, run in zip(by_hand(*runs, width=4), runs, strict=True):
+        reference = simulate(run, engine="reference", device="cpu")
+        assert (ours - reference.params).norm() / reference.params.norm() < 1e-5
 
 
 def test_a_precision_that_only_a_gpu_has_is_refused_elsewhere() -> None:

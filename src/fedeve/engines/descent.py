@@ -1,4 +1,4 @@
-"""One step of plain SGD in all lanes, on a GPU: what `local.advance` does, in one pass over the vectors."""
+"""One step of plain SGD or Adam in all lanes, on a GPU: what `local.advance` does, in one pass over the vectors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..local import BETA1, BETA2, EPSILON
+
 _BLOCK = 1024
 
 
 @triton.jit
-def _descend(vector, start, shift, grad, lr, prox, active, D, BLOCK: tl.constexpr):
-    """vector -= lr (grad + prox (vector - start) + shift), in the lanes that are at work."""
+def _corrected(slope, here, start, shift, prox, shifted, lane, at, inside):
+    """slope + prox (here - start) + shift; what adds nothing is not read."""
+    strength = tl.load(prox + lane)
+    if strength != 0:
+        slope += strength * (here - tl.load(start + at, mask=inside))
+    if tl.load(shifted + lane) != 0:
+        slope += tl.load(shift + at, mask=inside)
+    return slope
+
+
+@triton.jit
+def _descend(vector, grad, start, shift, lr, prox, shifted, active, D, BLOCK: tl.constexpr):
+    """vector -= lr corrected(grad), in the lanes that are at work."""
     lane = tl.program_id(1).to(tl.int64)
     if tl.load(active + lane):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -19,14 +32,70 @@ def _descend(vector, start, shift, grad, lr, prox, active, D, BLOCK: tl.constexp
         at += lane * D
         here = tl.load(vector + at, mask=inside)
         slope = tl.load(grad + at, mask=inside)
-        slope += tl.load(prox + lane) * (here - tl.load(start + at, mask=inside)) + tl.load(shift + at, mask=inside)
+        slope = _corrected(slope, here, start, shift, prox, shifted, lane, at, inside)
         tl.store(vector + at, here - tl.load(lr + lane) * slope, mask=inside)
 
 
+@triton.jit
+def _adam(
+    vector, grad, first, second, bias1, bias2, start, shift, lr, prox, shifted, active, D,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, vector -= lr (m / bias1) / (sqrt(v / bias2) + epsilon)."""
+    lane = tl.program_id(1).to(tl.int64)
+    if tl.load(active + lane):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < D
+        at += lane * D
+        here = tl.load(vector + at, mask=inside)
+        slope = tl.load(grad + at, mask=inside)
+        slope = _corrected(slope, here, start, shift, prox, shifted, lane, at, inside)
+        m = BETA1 * tl.load(first + at, mask=inside) + (1 - BETA1) * slope
+        v = BETA2 * tl.load(second + at, mask=inside) + (1 - BETA2) * (slope * slope)
+        tl.store(first + at, m, mask=inside)
+        tl.store(second + at, v, mask=inside)
+        # Rounded as PyTorch rounds; Triton's own division and root are approximate.
+        m, v = tl.div_rn(m, tl.load(bias1 + lane)), tl.div_rn(v, tl.load(bias2 + lane))
+        away = tl.div_rn(tl.load(lr + lane) * m, tl.sqrt_rn(v) + EPSILON)
+        tl.store(vector + at, here - away, mask=inside)
+
+
 def descend(
-    params: Tensor, grad: Tensor, *, start: Tensor, shift: Tensor, lr: Tensor, prox: Tensor, active: Tensor
+    params: Tensor,
+    grad: Tensor,
+    *,
+    start: Tensor,
+    shift: Tensor,
+    lr: Tensor,
+    prox: Tensor,
+    shifted: Tensor,
+    active: Tensor,
 ) -> None:
-    """Move `params` [lanes, D] in place; `lr`, `prox` and `active` are [lanes]."""
+    """Move `params` [lanes, D] in place; `lr`, `prox`, `shifted` (whether `shift` counts) and `active` are [lanes]."""
     lanes, dim = params.shape
     grid = (triton.cdiv(dim, _BLOCK), lanes)
-    _descend[grid](params, start, shift, grad, lr, prox, active, dim, BLOCK=_BLOCK)
+    _descend[grid](params, grad, start, shift, lr, prox, shifted, active, dim, BLOCK=_BLOCK)
+
+
+def adam(
+    params: Tensor,
+    grad: Tensor,
+    *,
+    first: Tensor,
+    second: Tensor,
+    num_steps: Tensor,
+    start: Tensor,
+    shift: Tensor,
+    lr: Tensor,
+    prox: Tensor,
+    shifted: Tensor,
+    active: Tensor,
+) -> None:
+    """Move `params` and the moments [lanes, D] in place, as `descend`; `num_steps` [lanes] were taken before."""
+    lanes, dim = params.shape
+    grid = (triton.cdiv(dim, _BLOCK), lanes)
+    bias1, bias2 = ((1 - beta ** (num_steps + 1)).to(params.dtype) for beta in (BETA1, BETA2))
+    _adam[grid](
+        params, grad, first, second, bias1, bias2, start, shift, lr, prox, shifted, active, dim,
+        BETA1=BETA1, BETA2=BETA2, EPSILON=EPSILON, BLOCK=_BLOCK, enable_fp_fusion=False,
+    )  # fmt: skip

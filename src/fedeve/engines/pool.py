@@ -34,9 +34,9 @@ def upload(values: Any, like: Tensor, dtype: torch.dtype | None = None) -> Tenso
     return host.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else host
 
 
-def is_plain(work: LocalWork) -> bool:
-    """Whether local steps are SGD and nothing else, for which there are short cuts."""
-    return work.optimizer == "sgd" and not (work.momentum or work.weight_decay or work.clip)
+def is_plain(work: LocalWork, optimizer: str = "sgd") -> bool:
+    """Whether local steps are this optimiser and nothing else, for which there are short cuts."""
+    return work.optimizer == optimizer and not (work.momentum or work.weight_decay or work.clip)
 
 
 class OnDevice:
@@ -113,6 +113,7 @@ class Batch:
         zeros = torch.zeros(width, dim, dtype=dtype, device=device)
         self.start, self.params, self.shift = zeros.clone(), zeros.clone(), zeros
         self.prox = torch.zeros(width, dtype=dtype, device=device)
+        self.shifted = torch.zeros(width, dtype=dtype, device=device)
         self.lr = torch.ones(width, dtype=dtype, device=device)
         begun = local.begin(work, zeros)
         self.first, self.second = begun.first.clone(), begun.second.clone()
@@ -127,7 +128,7 @@ class Batch:
         self.by_hand = AVAILABLE and device.type == "cuda" and dtype == torch.float32
         if self.by_hand:
             self.layers = Batched("tf32x3" if precision == "float32" else precision)
-        self.plain = is_plain(work)
+        self.plain = is_plain(work, work.optimizer)
         self._replay: Callable[[], None] | None = None
         self._plans: dict[int, Indices] = {}
         self._left: dict[int, int] = {}
@@ -150,8 +151,9 @@ class Batch:
             elif self._shifted:
                 self.shift[here] = 0.0
         self.params[at] = self.start[at]
-        values = upload([[task.work.lr, float(task.correction.prox)] for task in tasks], self.lr, torch.float64)
-        self.lr[at], self.prox[at] = values.to(self.lr.dtype).unbind(-1)
+        numbers = [(task.work.lr, float(task.correction.prox), task.correction.shift is not None) for task in tasks]
+        values = upload(numbers, self.lr, torch.float64)
+        self.lr[at], self.prox[at], self.shifted[at] = values.to(self.lr.dtype).unbind(-1)
         self.num_steps[at] = 0.0
         for moment in (self.first, self.second):
             if moment.ndim:
@@ -217,13 +219,7 @@ class Batch:
         rows = index.clamp(min=0)
         counts = ((index >= 0) & active[:, None]).to(self.params.dtype)
         grad = self._gradients(self.params, self.data.transform(self.data.x[rows]), self.data.y[rows], counts)
-        if self.by_hand and self.plain:
-            from .descent import descend
-
-            kept = {"start": self.start, "shift": self.shift, "lr": self.lr, "prox": self.prox, "active": active}
-            descend(self.params, grad, **kept)
-        else:
-            self._advance(grad, active)
+        (self._fused if self.by_hand and self.plain else self._advance)(grad, active)
         self.num_steps += active
         self.cursor += active
 
@@ -236,6 +232,17 @@ class Batch:
         for mine, new in pairs:
             if mine.ndim:
                 mine.copy_(torch.where(active[:, None], new, mine))
+
+    def _fused(self, grad: Tensor, active: Tensor) -> None:
+        """The same in one kernel."""
+        from .descent import adam, descend
+
+        kept = {"start": self.start, "shift": self.shift, "lr": self.lr, "prox": self.prox}
+        kept |= {"shifted": self.shifted, "active": active}
+        if self.work.optimizer == "adam":
+            adam(self.params, grad, first=self.first, second=self.second, num_steps=self.num_steps, **kept)
+        else:
+            descend(self.params, grad, **kept)
 
     def _capture(self) -> Callable[[], None]:
         """The step as one CUDA graph: its hundreds of kernels start at once."""
