@@ -20,10 +20,11 @@ from sweeping import SWEEP, assert_same_runs, fedeve, write
 from fedeve import FedeveError, Record, simulate
 from fedeve.experiments import config as configs
 from fedeve.experiments import sweep as sweeps
+from fedeve.experiments.manifest import read_manifest
 from fedeve.experiments.sweep_clock import parse_seconds, words, work
-from fedeve.experiments.sweep_folder import SweepFolder, read_manifest
+from fedeve.experiments.sweep_folder import SweepFolder
 from fedeve.experiments.sweep_play import Player
-from fedeve.store import locked
+from fedeve.lock import locked
 
 QUICK = ("--no-calibration",)
 SHORT = ("--set", "rounds=5")

@@ -20,7 +20,8 @@ from ..data.files import FileDataset
 from ..errors import FedeveError, unknown
 from . import config as configs
 from .config import Table
-from .sweep import Point, Printed, Sweep
+from .manifest import Printed
+from .sweep import Point, Sweep
 
 SEEDS = (192, 225, 226, 230, 231)  # the released code's
 SETS = {"femnist": "FEMNIST", "cifar100": "CIFAR-100", "movielens1m": "MovieLens-1M"}
