@@ -380,6 +380,12 @@ def test_a_sweep_says_where_its_time_went_and_how_full_its_lanes_were(tmp_path: 
     assert "client-steps in" in ended.stdout and "% full" in ended.stdout and "evaluation" in ended.stdout
 
 
+def test_a_device_that_is_not_there_is_refused_and_no_run_is_blamed(tmp_path: Path) -> None:
+    refused = fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", "--device", "cuda:99", *QUICK)
+    assert refused.returncode == 2 and "this device cannot be used" in refused.stderr
+    assert not list(tmp_path.glob("out/runs/*/failed.json"))
+
+
 def test_a_precision_that_the_device_lacks_fails_before_the_first_round(tmp_path: Path) -> None:
     asked = ("--device", "cpu", "--precision", "tf32")
     ended = fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", *QUICK, *SHORT, *asked)

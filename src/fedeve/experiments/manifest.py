@@ -58,7 +58,8 @@ def merged(earlier: Manifest, later: Manifest, *, out: Path) -> Manifest:
                 do=f"remove {out} if it is out of date, or pack into another --out",
             )
     result = {**earlier, **later, "runs": list({**old, **new}.values())}
-    result["widths"] = {**earlier.get("widths", {}), **later.get("widths", {})}
+    if "widths" in result:
+        result["widths"] = {**earlier.get("widths", {}), **later.get("widths", {})}
     if "printed" in result:
         result["printed"] = merged_printed(earlier.get("printed", {}), later.get("printed", {}))
     if "notes" in result:

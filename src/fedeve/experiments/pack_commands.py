@@ -34,7 +34,7 @@ def pack(
         print(f"{done.out}: {states}; {done.added} added; {done.num_bytes / 1e6:.2f} MB")
         if done.other:
             names = ", ".join(done.other[:3]) + (" ..." if len(done.other) > 3 else "")
-            print(f"  {len(done.other)} finished runs have other numbers than those kept there: {names}")
+            print(f"  {len(done.other)} differ from the finished runs kept there: {names}")
     for problem in problems:
         print(f"fedeve: {problem}", file=sys.stderr)
     if problems:
