@@ -254,6 +254,7 @@ def test_version_and_citation_are_told() -> None:
         ("data", "list"),
         ("data", "get"),
         ("data", "check"),
+        ("pack",),
         ("cite",),
     ],
 )

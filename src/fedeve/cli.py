@@ -20,6 +20,7 @@ from . import __version__
 from .drift import paper_figures
 from .drift.commands import drift_app
 from .errors import FedeveError
+from .experiments.pack_commands import pack
 from .experiments.paper_commands import paper_app
 from .experiments.sweep_commands import sweep
 from .report.commands import report
@@ -40,6 +41,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(drift_app, name="drift")
 app.command()(sweep)
 app.add_typer(paper_app, name="paper")
+app.command()(pack)
 app.command(name="report")(report)
 paper_figures.add(paper_app)
 

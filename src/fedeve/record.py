@@ -2,15 +2,18 @@
 
 A line holds the evaluation and the facts of every round since the line before, so nothing is lost between
 evaluations. Times are not in it: an interrupted and resumed run leaves the same bytes as one that never stopped.
+A packed record (`experiments/pack.py`) is gzipped, says so in its header, and has one mean a line of every fact.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import math
 import os
 import platform
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 FORMAT = 1
+RECORD, PACKED = "record.jsonl", "record.jsonl.gz"
 _NOT_METRICS = ("round", "facts", "answered", "left_out", "lost")
 
 
@@ -55,13 +59,32 @@ class Record:
         return _column([line.get(name) for line in self.lines])
 
     def facts(self, name: str) -> NDArray[np.float64]:
-        """A method's fact over all rounds, NaN where a round was lost."""
-        known = sorted({key for line in self.lines for key in line["facts"]})
+        """A method's fact over all rounds, NaN where a round was lost; of a packed record, the mean of each line."""
+        if self.is_packed:
+            return self.fact_means(name)
         missing = [[None] * len(line["answered"]) for line in self.lines]
-        values = [line["facts"].get(name, gap) for line, gap in zip(self.lines, missing, strict=True)]
-        if name not in known:
-            raise FedeveError(f"this record has no fact {name!r}", got=known, do="ask for one of those")
+        values = [part.get(name, gap) for part, gap in zip(self._facts(name), missing, strict=True)]
         return _column([value for part in values for value in part])
+
+    def fact_means(self, name: str) -> NDArray[np.float64]:
+        """A fact's mean over the rounds of each line, of those that have it; NaN where none has."""
+        found = [part.get(name) for part in self._facts(name)]
+        return _column(found if self.is_packed else [_mean(values or ()) for values in found])
+
+    @property
+    def fact_names(self) -> list[str]:
+        """Names of the facts that any line has."""
+        return sorted({key for line in self.lines for key in line["facts"]})
+
+    def _facts(self, name: str) -> list[dict[str, Any]]:
+        if name not in self.fact_names:
+            raise FedeveError(f"this record has no fact {name!r}", got=self.fact_names, do="ask for one of those")
+        return [line["facts"] for line in self.lines]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether only the means of facts were kept."""
+        return "packed" in self.header
 
     def final(self, name: str, *, last: int = 100) -> float:
         """The mean of a metric over the evaluations of the last `last` rounds."""
@@ -88,9 +111,31 @@ class Record:
         header, lines = _parse(Path(path))
         return cls(header, lines)
 
+    def jsonl(self) -> bytes:
+        """What its file holds, before any compression."""
+        return "".join(map(_dump, [self.header, *self.lines])).encode()
+
+
+def recorded(folder: Path) -> Path | None:
+    """The file that holds a folder's run, if one does: of an ordinary and a packed one, which came further."""
+    found = [path for name in (RECORD, PACKED) if (path := folder / name).exists()]
+    return max(found, key=_reached) if len(found) > 1 else next(iter(found), None)
+
+
+def _reached(path: Path) -> int:
+    try:
+        return int(max([0, *Record.read(path).evaluated]))
+    except FedeveError:
+        return -1
+
 
 def _column(values: Sequence[float | None]) -> NDArray[np.float64]:
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan
 
 
 class RecordFile:
@@ -117,7 +162,7 @@ class RecordFile:
         """Drop every line after `num_rounds` and return those that stay."""
         header, lines = _parse(self.path)
         kept = [line for line in lines if line["round"] <= num_rounds]
-        write_atomically(self.path, "".join(map(_dump, [header, *kept])).encode())
+        write_atomically(self.path, Record(header, kept).jsonl())
         return kept
 
 
@@ -194,7 +239,7 @@ def _finite(value: Any) -> Any:
 
 def _parse(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
-        rows = path.read_bytes().split(b"\n")
+        rows = _content(path).split(b"\n")
     except OSError as error:
         raise FedeveError(
             "cannot read the record", got=Words(f"{path}: {error.strerror}"), do="check the path"
@@ -215,6 +260,17 @@ def _parse(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             f"{path} is not a record of format {FORMAT}", got=found, do="give a record.jsonl of this version"
         )
     return values[0], values[1:]
+
+
+def _content(path: Path) -> bytes:
+    content = path.read_bytes()
+    if path.suffix != ".gz":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        do = "restore the file from a copy or pack the run again"
+        raise FedeveError(f"{path} is damaged", got=Words(str(error)), do=do) from None
 
 
 def _damaged(number: int, path: Path, row: bytes) -> FedeveError:

@@ -10,9 +10,9 @@ import pytest
 from sweeping import fedeve
 
 from fedeve import FedeveError, Record
+from fedeve.experiments.manifest import read_manifest
 from fedeve.experiments.paper_tables import SEEDS, TABLES, build
 from fedeve.experiments.sweep import Sweep
-from fedeve.experiments.sweep_folder import read_manifest
 
 ROWS = [
     "FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "SCAFFOLD (released)", "FedOpt (FedAdam)", "FedEve",

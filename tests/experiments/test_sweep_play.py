@@ -20,10 +20,11 @@ from sweeping import SWEEP, assert_same_runs, fedeve, write
 from fedeve import FedeveError, Record, simulate
 from fedeve.experiments import config as configs
 from fedeve.experiments import sweep as sweeps
+from fedeve.experiments.manifest import read_manifest
 from fedeve.experiments.sweep_clock import parse_seconds, words, work
-from fedeve.experiments.sweep_folder import SweepFolder, read_manifest
+from fedeve.experiments.sweep_folder import SweepFolder
 from fedeve.experiments.sweep_play import Player
-from fedeve.store import locked
+from fedeve.lock import locked
 
 QUICK = ("--no-calibration",)
 SHORT = ("--set", "rounds=5")
@@ -377,6 +378,12 @@ def test_a_sweep_says_where_its_time_went_and_how_full_its_lanes_were(tmp_path: 
     ended = fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", *QUICK, *SHORT, "--profile")
     assert ended.returncode == 0, ended.stderr
     assert "client-steps in" in ended.stdout and "% full" in ended.stdout and "evaluation" in ended.stdout
+
+
+def test_a_device_that_is_not_there_is_refused_and_no_run_is_blamed(tmp_path: Path) -> None:
+    refused = fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", "--device", "cuda:99", *QUICK)
+    assert refused.returncode == 2 and "this device cannot be used" in refused.stderr
+    assert not list(tmp_path.glob("out/runs/*/failed.json"))
 
 
 def test_a_precision_that_the_device_lacks_fails_before_the_first_round(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sweeping import SWEEP, fedeve, write
 
 from fedeve import Record
-from fedeve.experiments.sweep_folder import read_manifest
+from fedeve.experiments.manifest import read_manifest
 
 SMALL = SWEEP.replace("seeds = [1, 2]", "seeds = [1]").replace("[1, 0.1]", "[1]").replace("rounds = 30", "rounds = 6")
 SMALL = SMALL.replace('["fedavg", "scaffold"]', '["fedeve", { name = "fedeve", drift = "released" }]')

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..experiments import config as configs
+from ..record import RECORD
 from ..run import Run
-from ..store import CHECKPOINT, RECORD
+from ..store import CHECKPOINT
 from .cohorts import check_size
 from .inspection import table_of
 from .lab import Clock, one_thread

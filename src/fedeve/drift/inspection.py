@@ -14,7 +14,8 @@ from ..data import datasets, own, partition
 from ..data.federated import FederatedData
 from ..errors import FedeveError, Words, unknown
 from ..experiments import config as configs
-from ..store import RECORD, recorded_header
+from ..record import RECORD
+from ..store import recorded_header
 from . import labels
 from .labels import Picture
 from .style import COLOURS, Drawing

@@ -19,9 +19,8 @@ from ..data.federated import FederatedData
 from ..engines.loop import Watcher, simulate
 from ..errors import FedeveError, unknown
 from ..local import LocalWork
-from ..record import Record
+from ..record import RECORD, Record
 from ..run import Run
-from ..store import RECORD
 from .conditions import CONDITIONS
 
 

@@ -51,7 +51,7 @@ Seeds = Annotated[
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option(help="Only these, e.g. fedeve or 'SCAFFOLD (released)'; with commas or given more than once."),
+    typer.Option(help="Only these: fedeve for its variants, FedEve for that row alone; with commas or repeated."),
 ]
 Only = Annotated[
     list[str] | None,

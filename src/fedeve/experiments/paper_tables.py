@@ -20,9 +20,10 @@ from ..data.files import FileDataset
 from ..errors import FedeveError, unknown
 from . import config as configs
 from .config import Table
+from .manifest import Printed
 from .paper_grids import ABLATION, PER_LAYER, TUNED, layer_sizes
 from .paper_settings import CIFAR, EPOCHS, FEMNIST, MOVIELENS, RANKING, ROWS, SETS, Column, PaperTable, Row
-from .sweep import Point, Printed, Sweep
+from .sweep import Point, Sweep
 
 SEEDS = (192, 225, 226, 230, 231)  # the released code's
 LAST = 100  # rounds whose evaluations are averaged, as in the paper; a tenth of them where there are fewer than 1000
@@ -168,8 +169,10 @@ def _chosen_rows(table: PaperTable, methods: Sequence[str]) -> list[Row]:
     for method in methods:
         if method.lower() not in known:
             raise unknown("method of this table", method, known)
-    wanted = {method.lower() for method in methods}
-    return [row for row in rows if {row.name.lower(), row.method["name"]} & wanted]
+    # A row by its very name is that row alone; any other spelling is a method, in all its variants.
+    exact = {method for method in methods if method in {row.name for row in rows}}
+    wanted = {method.lower() for method in methods if method not in exact}
+    return [row for row in rows if row.name in exact or {row.name.lower(), row.method["name"]} & wanted]
 
 
 def _chosen_columns(table: PaperTable, only: Sequence[str]) -> list[Column]:

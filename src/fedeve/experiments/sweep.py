@@ -34,10 +34,9 @@ from .. import methods
 from ..errors import FedeveError, Words, unknown
 from . import config as configs
 from .config import Plan, Table
+from .manifest import Printed
 
 KEYS = ("title", "base", "seeds", "grid", "points", "metrics", "last")
-Printed = dict[str, dict[str, dict[str, list[float]]]]
-"""Numbers printed elsewhere: metric, row, column, then mean and standard deviation."""
 
 
 @dataclass(frozen=True, eq=False)

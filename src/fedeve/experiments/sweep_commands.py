@@ -100,8 +100,8 @@ def sweep(
 
 def play(chosen: Sweep, out: Path, options: Options) -> None:
     """Show a sweep, play what is left of it, and end with the exit code that tells how it went."""
-    from ..store import locked
-    from . import trackers
+    from ..lock import locked
+    from . import session, trackers
     from .sweep_clock import parse_seconds
     from .sweep_folder import SweepFolder
 
@@ -125,7 +125,9 @@ def play(chosen: Sweep, out: Path, options: Options) -> None:
         if not folder.unfinished():
             say("All runs that have not failed are finished.")
         else:
-            _play(folder, options, until, say)
+            machine = "a Ray cluster" if options.engine == "ray" else session.machine(options.device)
+            with folder.session(session.begun(sys.argv[1:], machine)):
+                _play(folder, options, until, say)
         folder.save()  # its metrics are known now
     _end(folder, say, as_json=options.as_json)
 

@@ -1,12 +1,16 @@
 """A sweep's folder: `sweep.json` lists its runs, `runs/NAME/` holds each, and their states are read from the files.
 
-There is no other memory of what is done: whatever a kill leaves, looking at the folder tells what to do next.
+There is no other memory of what is done: whatever a kill leaves, looking at the folder tells what to do next. A
+finished run that was packed has no checkpoint and is not played again.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +19,24 @@ import numpy as np
 
 from ..checkpoint import Checkpoint
 from ..errors import FedeveError, Words
-from ..record import Record, write_atomically
-from ..store import CHECKPOINT, RECORD
-from .sweep import Point, Printed, Sweep, portable
+from ..record import PACKED, RECORD, DiskError, Record, write_atomically
+from ..store import CHECKPOINT
+from .manifest import (
+    FAILED,
+    FORMAT,
+    RUNS,
+    SWEEP,
+    TIMING,
+    Manifest,
+    Printed,
+    merged_printed,
+    place,
+    read_manifest,
+    write_manifest,
+)  # fmt: skip
+from .sweep import Point, Sweep, portable
 
-FORMAT = 1
 WIDEST = 256  # lanes, unless a sweep says otherwise
-SWEEP, RUNS, FAILED, TIMING = "sweep.json", "runs", "failed.json", "timing.json"
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,8 @@ class SweepFolder:
     engine: str = "reference"
     widths: dict[str, int] = field(default_factory=dict)
     """Lanes of each pool, by what its runs share: fixed once and for all, since last bits depend on it."""
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    """How it was played so far; see `session.py`."""
     seen: dict[str, tuple[Any, Status]] = field(default_factory=dict)
 
     def folder(self, point: Point) -> Path:
@@ -51,7 +68,7 @@ class SweepFolder:
 
     def status(self, point: Point) -> Status:
         """A run's state, by its files; what has not changed is not read again."""
-        stamp = [_stamp(self.folder(point) / name) for name in (RECORD, CHECKPOINT, FAILED)]
+        stamp = [_stamp(self.folder(point) / name) for name in (RECORD, PACKED, CHECKPOINT, FAILED)]
         if point.name not in self.seen or self.seen[point.name][0] != stamp:
             self.seen[point.name] = (stamp, self._look(point))
         return self.seen[point.name][1]
@@ -60,18 +77,18 @@ class SweepFolder:
         folder = self.folder(point)
         if (folder / FAILED).exists():
             return Status("failed", reason=_reason(folder / FAILED))
-        if not (folder / RECORD).exists():
-            return Status("waiting")
         try:
-            record = Record.read(folder / RECORD)
-            if portable(record.header["config"]) != portable(point.config):
-                raise FedeveError(f"{folder} holds another run", got=Words("another configuration"), do="move it away")
+            if (folder / PACKED).exists():
+                record = _of_point(folder / PACKED, point)
+                if record.lines and record.lines[-1]["round"] == point.rounds:
+                    return Status("finished", point.rounds, best=_best(record))
+            if not (folder / RECORD).exists():
+                return Status("waiting")  # of a packed run that was not finished nothing is left to go on from
+            record = _of_point(folder / RECORD, point)
             reached = Checkpoint.reached(folder / CHECKPOINT) if (folder / CHECKPOINT).exists() else 0
         except FedeveError as error:
             return Status("failed", reason=str(error))
-        values = {name: record.metric(name) for name in record.metrics}
-        best = {name: float(np.nanmax(each)) for name, each in values.items() if np.isfinite(each).any()}
-        return Status("finished" if reached == point.rounds else "begun", reached, best=best)
+        return Status("finished" if reached == point.rounds else "begun", reached, best=_best(record))
 
     def statuses(self) -> list[Status]:
         """The states of all runs."""
@@ -120,11 +137,25 @@ class SweepFolder:
         if found is not None:
             self._refuse_other_engine(found, engine)
             self.widths = dict(found.get("widths", {}))
+            self.sessions = list(found.get("sessions", ()))
         for shared, cohorts in _cohorts(self.sweep.points).items():
             before = self.widths.setdefault(shared, width or min(WIDEST, cohorts))
             if width not in (None, before):
                 raise FedeveError("this sweep was begun with another width", got=width, do=f"leave it at {before}")
         self.save()
+
+    @contextmanager
+    def session(self, begun: dict[str, Any]) -> Iterator[None]:
+        """Keep in sweep.json that a session began and, however it ends, how many seconds it took."""
+        start = time.monotonic()
+        self.sessions.append(begun)
+        self.save()
+        try:
+            yield
+        finally:
+            begun["seconds"] = round(time.monotonic() - start, 1)
+            with suppress(DiskError):  # what ended the session matters more
+                self.save()
 
     def stored_engine(self) -> str | None:
         """The engine of an earlier session."""
@@ -135,8 +166,8 @@ class SweepFolder:
         """Write sweep.json; a sweep that grows keeps those of the earlier runs whose place is not taken."""
         mine, earlier = [self._entry(point) for point in self.sweep.points], self._found()
         if self.sweep.grows and earlier is not None:
-            taken = {(run["row"], run["column"], run["seed"]) for run in mine}
-            mine += [run for run in earlier["runs"] if (run["row"], run["column"], run["seed"]) not in taken]
+            taken = set(map(place, mine))
+            mine += [run for run in earlier["runs"] if place(run) not in taken]
         value: dict[str, Any] = {
             "format": FORMAT,
             "title": self.sweep.title,
@@ -150,20 +181,17 @@ class SweepFolder:
             value |= {"printed": self._all_printed(earlier), "source": self.sweep.source}
         if self.sweep.notes:
             value["notes"] = self.sweep.notes
-        write_atomically(self.out / SWEEP, (json.dumps(value, indent=1) + "\n").encode())
+        if self.sessions:
+            value["sessions"] = self.sessions
+        write_manifest(self.out, value)
 
-    def _all_printed(self, earlier: dict[str, Any] | None) -> Printed:
+    def _all_printed(self, earlier: Manifest | None) -> Printed:
         """Printed numbers of these runs and, of a sweep that grows, of the earlier ones."""
-        old = (earlier or {}).get("printed", {}) if self.sweep.grows else {}
-        result = {metric: dict(rows) for metric, rows in old.items()}
-        for metric, rows in self.sweep.printed.items():
-            for row, cells in rows.items():
-                result.setdefault(metric, {})[row] = {**result.get(metric, {}).get(row, {}), **cells}
-        return result
+        return merged_printed((earlier or {}).get("printed", {}) if self.sweep.grows else {}, self.sweep.printed)
 
     def _entry(self, point: Point) -> dict[str, Any]:
-        place = {"folder": f"{RUNS}/{point.name}", "row": point.row, "column": point.column, "seed": point.seed}
-        return {**place, "config": point.config}
+        where = {"folder": f"{RUNS}/{point.name}", "row": point.row, "column": point.column, "seed": point.seed}
+        return {**where, "config": point.config}
 
     def _metrics(self) -> list[str]:
         found = next((best for point in self.sweep.points if (best := self.status(point).best)), {})
@@ -190,26 +218,22 @@ class SweepFolder:
             raise FedeveError("this sweep was begun with another engine", got=engine, do=do)
 
 
-def read_manifest(out: Path) -> dict[str, Any]:
-    """The sweep.json of a folder."""
-    path = out / SWEEP
-    try:
-        found = json.loads(path.read_text())
-        whole = found["format"] == FORMAT and isinstance(found["runs"], list) and "engine" in found
-        whole = whole and all(key in run for run in found["runs"] for key in ("folder", "row", "column", "seed"))
-    except OSError as error:
-        raise FedeveError("there is no sweep here", got=Words(f"{path}: {error.strerror}"), do="check it") from error
-    except (ValueError, KeyError, TypeError):
-        whole = False
-    if not whole or not isinstance(found.get("title"), str):
-        raise FedeveError(f"{path} is damaged", got=Words("no sweep of format 1"), do="restore it, or remove it")
-    return dict(found)
-
-
 def count(statuses: list[Status]) -> dict[str, int]:
     """How many runs are in which state."""
     found = Counter(status.state for status in statuses)
     return {state: found[state] for state in ("finished", "begun", "waiting", "failed")}
+
+
+def _of_point(path: Path, point: Point) -> Record:
+    record = Record.read(path)
+    if portable(record.header["config"]) != portable(point.config):
+        raise FedeveError(f"{path.parent} holds another run", got=Words("another configuration"), do="move it away")
+    return record
+
+
+def _best(record: Record) -> dict[str, float]:
+    values = {name: record.metric(name) for name in record.metrics}
+    return {name: float(np.nanmax(each)) for name, each in values.items() if np.isfinite(each).any()}
 
 
 def _cohorts(points: list[Point]) -> dict[str, int]:

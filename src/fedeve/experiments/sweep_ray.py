@@ -16,8 +16,9 @@ from typing import Any
 
 from ..errors import FedeveError, Words
 from . import config as configs
+from .manifest import SWEEP
 from .sweep import Point, Sweep
-from .sweep_folder import SWEEP, SweepFolder
+from .sweep_folder import SweepFolder
 from .sweep_play import TOGETHER, Event, Player, batches
 
 _DEATHS = 3  # of workers with the same runs, before those runs count as the cause

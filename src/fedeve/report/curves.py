@@ -30,8 +30,10 @@ def section_data(section: Section) -> dict[str, Any]:
     """A section for the page: its names, what can be drawn, and every run."""
     rows, columns, chosen = section.rows, section.columns, chosen_row(section)
     grids = _Grids()
+    # Seeds are averaged round by round: where one has facts only as means of lines, so have the others.
+    means = any(e.record is not None and e.record.is_packed for e in section.entries)
     runs = [
-        {"row": rows.index(e.row), "column": columns.index(e.column), **_run(e, section, grids)}
+        {"row": rows.index(e.row), "column": columns.index(e.column), **_run(e, section, grids, means=means)}
         for e in section.entries
     ]
     return {
@@ -61,7 +63,7 @@ def _quantities(section: Section) -> list[dict[str, Any]]:
     """What there are curves of: every metric of any record, the section's own first, then facts."""
     records = [e.record for e in section.entries if e.record is not None]
     metrics = dict.fromkeys([*section.metrics, *(name for record in records for name in record.metrics)])
-    facts = {name for record in records for name in _facts(record)}
+    facts = {name for record in records for name in record.fact_names}
     known = [*(name for name in _FACTS if name in facts), *sorted(facts - set(_FACTS))]
     shown = [metric_named(name) for name in metrics]
     return [
@@ -70,12 +72,8 @@ def _quantities(section: Section) -> list[dict[str, Any]]:
     ]
 
 
-def _facts(record: Record) -> list[str]:
-    return sorted({key for line in record.lines for key in line["facts"]})
-
-
-def _run(entry: Entry, section: Section, grids: _Grids) -> dict[str, Any]:
-    """One run: where it stands, how it can be traced, and its curves."""
+def _run(entry: Entry, section: Section, grids: _Grids, *, means: bool) -> dict[str, Any]:
+    """One run: where it stands, how it can be traced, and its curves, those of facts of all rounds or of means."""
     plain: dict[str, Any] = {
         "seed": entry.seed,
         "state": entry.state,
@@ -87,9 +85,10 @@ def _run(entry: Entry, section: Section, grids: _Grids) -> dict[str, Any]:
     if record is None:
         return plain | {"header": {"config": entry.config}, "final": {}, "curves": {}, "highs": {}}
     answered = np.cumsum([number for line in record.lines for number in line["answered"]])
-    rounds = np.arange(1, len(answered) + 1)
+    rounds = record.evaluated if means else np.arange(1, len(answered) + 1)
+    facts = record.fact_means if means else record.facts
     curves = {name: grids.curve(record.evaluated, record.metric(name)) for name in record.metrics}
-    curves |= {f"fact:{name}": grids.curve(rounds, record.facts(name)) for name in _facts(record)}
+    curves |= {f"fact:{name}": grids.curve(rounds, facts(name)) for name in record.fact_names}
     judged = [metric_named(name) for name in section.metrics if name in record.metrics]
     return plain | {
         "header": record.header,

@@ -22,6 +22,7 @@ def section_html(section: Section, found: Sequence[Table], *, number: int, headi
     parts = [
         f"<h2>{escape(heading)}</h2>",
         f'<p class="soft">{escape(_counts(section))}</p>',
+        _made(section),
         _shared(section),
         f'<div class="tables">{shown}</div>',
         _notes(section),
@@ -40,6 +41,25 @@ def _counts(section: Section) -> str:
     steps = sum(entry.timing.get("client_steps", 0) for entry in section.entries)
     cost = f"; {_duration(seconds)} and {steps:,.0f} client-steps in all" if seconds else ""
     return f"{len(section.entries)} runs: {said}{cost}. From {section.folder}."
+
+
+def _made(section: Section) -> str:
+    """By what commands, on what machines, when and in how much time; sessions of one command are told together."""
+    told: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    for session in section.sessions:
+        command, machine = str(session.get("command", "")), str(session.get("machine", ""))
+        seconds = session.get("seconds")
+        spent = float(seconds) if isinstance(seconds, int | float) else 0.0
+        told.setdefault((command, machine), []).append((str(session.get("begun", ""))[:10], spent))
+    items = []
+    for (command, machine), spans in told.items():
+        days = sorted({day for day, _ in spans if day})
+        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else ""
+        took = f"{sum(seconds for _, seconds in spans):,.0f} s"
+        took += f" in {len(spans)} sessions" if len(spans) > 1 else ""
+        rest = ", ".join(escape(part) for part in (f"on {machine}" if machine else "", when, took) if part)
+        items.append(f'<p class="soft made">Made by: <code>{escape(command or "unknown")}</code>, {rest}</p>')
+    return "".join(items)
 
 
 def _notes(section: Section) -> str:

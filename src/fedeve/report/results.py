@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FedeveError, Words
-from ..record import Record
-from ..store import RECORD
+from ..record import PACKED, RECORD, Record, recorded
 from .labels import labels
 
 SWEEP, FIGURES, TIMING, FAILED = "sweep.json", "figures.json", "timing.json", "failed.json"
@@ -44,8 +43,8 @@ class Entry:
 
     @property
     def path(self) -> Path:
-        """Where its record is."""
-        return self.folder / RECORD
+        """Where its record is, or would be."""
+        return recorded(self.folder) or self.folder / RECORD
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,8 @@ class Section:
     source: str = ""
     notes: tuple[str, ...] = ()
     """What a reader must know of these numbers, in sentences."""
+    sessions: tuple[dict[str, Any], ...] = ()
+    """How they were made: `command`, `machine`, `begun`, `seconds` of every session that was kept."""
 
     @property
     def rows(self) -> list[str]:
@@ -129,14 +130,15 @@ def _find(folders: Sequence[Path]) -> tuple[list[Path], dict[Path, list[Path]], 
         if not top.is_dir():
             raise FedeveError("there is no such folder", got=str(top), do="give folders made by fedeve run or sweep")
         for path in _walk(top):
-            if path.resolve() in seen:
+            key = (path.parent if path.name in (RECORD, PACKED) else path).resolve()  # a folder holds one run
+            if key in seen:
                 continue
-            seen.add(path.resolve())
+            seen.add(key)
             if path.name == SWEEP:
                 sweeps.append(path)
             elif path.name == FIGURES:
                 figures.append(path)
-            elif path.name == RECORD:
+            else:
                 records[top].append(path)
     return sweeps, records, figures
 
@@ -144,7 +146,7 @@ def _find(folders: Sequence[Path]) -> tuple[list[Path], dict[Path, list[Path]], 
 def _walk(top: Path) -> Iterator[Path]:
     for folder, inner, files in os.walk(top):
         inner.sort()
-        yield from (Path(folder) / name for name in sorted(files) if name in (SWEEP, FIGURES, RECORD))
+        yield from (Path(folder) / name for name in sorted(files) if name in (SWEEP, FIGURES, RECORD, PACKED))
 
 
 def _sweep(path: Path, last: int | None, told: _Told) -> Section:
@@ -164,6 +166,7 @@ def _sweep(path: Path, last: int | None, told: _Told) -> Section:
             printed_seeds=int(table.get("printed_seeds", 5)),
             source=str(table.get("source", "")),
             notes=tuple(map(str, table.get("notes") or ())),
+            sessions=tuple(map(dict, table.get("sessions") or ())),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, FedeveError):
@@ -207,7 +210,7 @@ def _recorded(planned: Entry, told: _Told) -> Entry:
     told.one()
     try:
         record = Record.read(planned.path)
-        _check(record, planned.path)
+        check(record, planned.path)
     except FedeveError as error:
         return replace(planned, state=DAMAGED, reason=str(error))
     header = record.header
@@ -231,25 +234,27 @@ def _timing(path: Path) -> dict[str, float]:
     return {key: table[key] for key in names if isinstance(table, dict) and isinstance(table.get(key), int | float)}
 
 
-def _check(record: Record, path: Path) -> None:
+def check(record: Record, path: Path) -> None:
     """Refuse a record whose lines are JSON but not what a run writes."""
     config = record.header.get("config")
     if not isinstance(config, dict) or not isinstance(config.get("rounds"), int) or "seed" not in record.header:
         raise FedeveError(f"line 1 of {path} is damaged", got=record.header, do="restore the file or run again")
     before = 0
     for number, line in enumerate(record.lines, start=2):
-        if not (isinstance(line, dict) and _is_whole(line, before)):
+        if not (isinstance(line, dict) and _is_whole(line, before, packed=record.is_packed)):
             raise FedeveError(f"line {number} of {path} is damaged", got=line, do="restore the file or run again")
         before = line["round"]
 
 
-def _is_whole(line: dict[str, Any], before: int) -> bool:
-    """A later round than the line before, one value per round since then, and numbers where numbers belong."""
+def _is_whole(line: dict[str, Any], before: int, *, packed: bool) -> bool:
+    """A later round than the line before, a value per round since then (packed: one), numbers where they belong."""
     facts, answered, round = line.get("facts"), line.get("answered"), line.get("round")
     if not (isinstance(facts, dict) and isinstance(answered, list) and isinstance(round, int)):
         return False
     if round - before != len(answered) or round <= before:
         return False
+    if packed:
+        facts = {name: [value] * len(answered) for name, value in facts.items()}
     lists = [answered, *facts.values()]
     if not all(isinstance(values, list) and len(values) == len(answered) for values in lists):
         return False
