@@ -94,12 +94,16 @@ class Memory:
         """Replace everything by what `tensors()` gave."""
         if not self.names:
             return
-        self._slots = {}
-        self._vectors = {name: self._like.new_zeros((0, self._like.shape[-1])) for name in self.names}
+        self.clear()
         self._grow(len(tensors["clients"]))
         self._slots = {int(client): slot for slot, client in enumerate(tensors["clients"].tolist())}
         for name, mine in self._vectors.items():
             mine[: len(self)] = tensors[name].to(mine)
+
+    def clear(self) -> None:
+        """Forget everything: after the last round nobody asks."""
+        self._slots = {}
+        self._vectors = {name: self._like.new_zeros((0, self._like.shape[-1])) for name in self.names}
 
     def _grow(self, needed: int) -> None:
         now = len(next(iter(self._vectors.values())))

@@ -189,3 +189,12 @@ def test_a_table_may_be_asked_for_in_parts_and_comes_together(tmp_path: Path) ->
     assert len(listed["runs"]) == 9
     refused = fedeve("paper", "table2", "--tiny", "--out", tmp_path / "out")
     assert refused.returncode == 2 and "holds another sweep" in refused.stderr
+
+
+def test_a_row_by_its_very_name_is_that_row_alone_and_a_method_is_all_its_variants() -> None:
+    def rows(*methods: str) -> set[str]:
+        return {point.row for point in build(TABLES["table2"], methods=methods, seeds=1).points}
+
+    assert rows("FedEve") == {"FedEve"}
+    assert rows("fedeve") == {"FedEve", "FedEve (released)"}
+    assert rows("SCAFFOLD", "FedAvg") == {"SCAFFOLD", "FedAvg"}

@@ -264,6 +264,8 @@ class Book:
             return
         begun = time.monotonic()
         self.memory.put(self.position.writes)  # they may be half done; doing them again changes nothing
+        if self.position.num_rounds == self.run.rounds:
+            self.memory.clear()
         self.store.save(self.position, self.memory)
         self.saved_at, self.saved_rounds = time.monotonic(), self.position.num_rounds
         self.saving_takes = self.saved_at - begun
