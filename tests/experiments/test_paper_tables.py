@@ -198,3 +198,11 @@ def test_a_row_by_its_very_name_is_that_row_alone_and_a_method_is_all_its_varian
     assert rows("FedEve") == {"FedEve"}
     assert rows("fedeve") == {"FedEve", "FedEve (released)"}
     assert rows("SCAFFOLD", "FedAvg") == {"SCAFFOLD", "FedAvg"}
+
+
+@pytest.mark.parametrize(("data", "writers"), [("mnist", 539), ("glyphs", 3400)])
+def test_a_stand_in_is_dealt_by_label_to_as_many_clients_as_it_has_writers(data: str, writers: int) -> None:
+    for point in build(TABLES["table1"], data=data, only=["femnist"], methods=["fedavg"], seeds=1).points:
+        table = point.config["data"]
+        dealt = table.get("num_clients") or table.get("num_writers")
+        assert table["partition"] == "natural" or dealt == writers, table

@@ -192,3 +192,32 @@ def test_metrics_are_shown_as_the_paper_prints_them(name: str, title: str, shown
     metric = metric_named(name)
     assert metric.title == title and metric.show(metric.factor * 0.123456) == shown
     assert metric.show_difference(-metric.factor * 0.123456) == f"−{shown}"
+
+
+def begun(row: str, seed: int, rounds: int, accuracies: list[float], state: str) -> Entry:
+    """A run of 20 rounds that was evaluated every two."""
+    lines = [
+        {"round": 2 * (n + 1), "accuracy": value, "facts": {}, "answered": [1, 1]} for n, value in enumerate(accuracies)
+    ]
+    record = Record({"seed": seed, "config": {"rounds": rounds}}, lines)
+    return Entry(Path(f"{row}-{seed}"), row, "c", seed, state, record=record)
+
+
+def test_a_column_where_a_row_has_no_finished_run_is_shown_as_of_a_round_that_all_reached() -> None:
+    entries = [
+        begun("a", 1, 20, [n / 10 for n in range(1, 11)], DONE),
+        begun("b", 1, 20, [0.5, 0.6, 0.7, 0.8], "unfinished"),
+        begun("b", 2, 20, [0.5, 0.6, 0.9], "unfinished"),
+    ]
+    table = tables.tables(section(*entries, last=4))[0]
+    assert table.title == "c (after 6 of 20 rounds)"
+    # A tenth of six rounds is less than one: the evaluation after the sixth alone.
+    assert table.cells["a", 0].mean == pytest.approx(30) and table.cells["b", 0].mean == pytest.approx(80)
+    whole = tables.tables(section(entries[0], last=4))[0]
+    assert whole.title == "c" and whole.cells["a", 0].mean == pytest.approx(95)
+
+
+def test_a_column_is_not_cut_where_every_row_has_a_finished_run() -> None:
+    entries = [begun("a", 1, 4, [0.1, 0.2], DONE), begun("a", 2, 4, [0.3], "unfinished")]
+    table = tables.tables(section(*entries, last=1))[0]
+    assert table.title == "c" and dict(table.cells["a", 0].values) == {1: 20.0}

@@ -194,6 +194,8 @@ def _chosen_columns(table: PaperTable, only: Sequence[str]) -> list[Column]:
 def _standin(table: Table, name: str) -> Table:
     """Another data set dealt the same way: to its own writers, or by label to as many clients as it has writers."""
     kept = {key: value for key, value in table.items() if key in ("partition", "alpha", "seed")}
+    if name == "mnist" and table["partition"] != "natural":
+        kept["num_clients"] = 539
     return {"name": name, **kept, **({"num_writers": 3400} if name == "glyphs" else {})}
 
 

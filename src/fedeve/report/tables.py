@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .results import DAMAGED, DONE, FAILED_RUN, NOT_RUN, REPEAT, UNFINISHED, Entry, Section
+from .standing import standing
 
 _TITLES = {"auc": "AUC"}
 
@@ -130,12 +131,17 @@ class Table:
 def tables(section: Section) -> list[Table]:
     """A section's tables: one a metric; of a single column, one with the metrics side by side, as papers print it."""
     metrics = [metric_named(name) for name in section.metrics]
-    columns = section.columns
+    section, notes = standing(section)
+    columns = {column: column + notes.get(column, "") for column in section.columns}
     if not metrics or not columns:
         return []
     if len(columns) == 1:
-        return [_table(section, columns[0], [Heading(m.title, columns[0], m) for m in metrics])]
-    kept = {m: [Heading(column, column, m) for column in columns if not _lacks(section, column, m)] for m in metrics}
+        ((column, title),) = columns.items()
+        return [_table(section, title, [Heading(m.title, column, m) for m in metrics])]
+    kept = {
+        m: [Heading(title, column, m) for column, title in columns.items() if not _lacks(section, column, m)]
+        for m in metrics
+    }
     return [_table(section, m.title, headings) for m, headings in kept.items() if headings]
 
 
