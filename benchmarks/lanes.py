@@ -1,6 +1,7 @@
 """The lane engine beside the bare loop, in one run on one device: `python benchmarks/lanes.py [PART ...]`.
 
-Parts: small (LeNet-5, one run and sixty), ragged (Dirichlet 0.01), shares (evaluation), cnn, resnet; on a CPU small.
+Parts: small (LeNet-5, one run and sixty), ragged (Dirichlet 0.01), shares (evaluation), cnn, resnet, table3 (forty runs
+of the paper's largest table); on a CPU small.
 """
 
 from __future__ import annotations
@@ -123,13 +124,24 @@ def resnet(result: dict[str, Any]) -> None:
     x, y = rng.integers(0, 256, (10_000, 3, 32, 32), dtype=np.uint8), rng.integers(0, 100, 10_000)
     data = FederatedData.from_arrays(x, y, np.split(np.arange(10_000), 100), x_test=x[:1000], y_test=y[:1000])
     result["resnet_bare_rounds_per_second"] = round(bare(data, rounds=2, model="resnet18"), 3)
-    for precision in ("float32", "tf32"):
+    for precision in ("float32", "tf32", "bf16"):
         result[f"resnet_{precision}"] = lanes(sweep(data, 4, 8, model="resnet18"), precision=precision)
         value = result[f"resnet_{precision}"]
         value["times_bare_per_run"] = round(value["run_rounds_per_second"] / result["resnet_bare_rounds_per_second"], 1)
 
 
-PARTS = {part.__name__: part for part in (small, ragged, shares, cnn, resnet)}
+def table3(result: dict[str, Any]) -> None:
+    """Forty runs on data of FEMNIST's size, by local epochs: what the paper's largest table is made of."""
+    data = datasets.load("glyphs", num_writers=3400, num_images=671_585, num_test=77_483)
+    for epochs in (1, 3, 5):
+        work = LocalWork(lr=0.01, batch=20, epochs=epochs)
+        runs = sweep(data, 40, 24, local=work, eval_every=10)
+        result[f"epochs_{epochs}"] = lanes(runs, precision="tf32", width=256)
+    rates = [result[f"epochs_{epochs}"]["run_rounds_per_second"] for epochs in (1, 3, 5)]
+    result["minutes_of_420_runs_of_1500_rounds"] = round(sum(140 * 1500 / rate for rate in rates) / 60, 1)
+
+
+PARTS = {part.__name__: part for part in (small, ragged, shares, cnn, resnet, table3)}
 
 
 def main() -> None:

@@ -1,0 +1,105 @@
+"""Writes the tables of docs/reproduction.md from the records under results/: `python docs/tables.py`.
+
+Each stands between `<!-- NAME -->` and `<!-- end -->`, so that the page cannot say anything that the records do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedeve.report import results, tables
+from fedeve.report.results import Section
+from fedeve.report.tables import Table
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "reproduction.md"
+
+
+def section(name: str) -> Section:
+    """The sweep of a folder below results/."""
+    return results.read([ROOT / "results" / name]).sections[0]
+
+
+def ranking(column: str) -> str:
+    """Table 2 in one of its columns: ours and printed side by side."""
+    found = [t for t in tables.tables(section("table2")) if t.title in ("AUC", "HR@5", "HR@10", "NDCG@10")]
+    number = next(n for n, heading in enumerate(found[0].headings) if heading.column == column)
+    head = ["", *(word for table in found for word in (table.title, "printed"))]
+    lines = []
+    for row in found[0].rows:
+        cells = [(table, table.cells[row, number]) for table in found]
+        if cells[0][1].values:
+            texts = [(_ours(table, row, number), _printed(table, row, number)) for table, _ in cells]
+            lines.append([row, *(text for pair in texts for text in pair)])
+    return f"{found[0].headings[number].title}\n\n{_markdown(head, lines)}"
+
+
+def accuracies(name: str, *, prefix: str, with_printed: bool = False) -> str:
+    """A table of accuracies, its columns without the prefix that they share."""
+    (table,) = tables.tables(section(name))
+    head = ["", *(heading.title.replace(prefix, "") for heading in table.headings)]
+    lines = []
+    for row in table.rows:
+        line = [row]
+        for number in range(len(table.headings)):
+            printed = _printed(table, row, number) if with_printed else ""
+            line.append(_ours(table, row, number) + (f" ({printed})" if printed else ""))
+        lines.append(line)
+    return _markdown(head, lines)
+
+
+def one_column(name: str, metric: str) -> str:
+    """A table of one column, its rows from the best."""
+    found = next(t for t in tables.tables(section(name)) if metric in (t.title, *(h.title for h in t.headings)))
+    number = next((n for n, heading in enumerate(found.headings) if heading.title == metric), 0)
+    known = [row for row in found.rows if found.cells[row, number].values]
+    better = -1.0 if not found.headings[number].metric.lower_is_better else 1.0
+    order = sorted(known, key=lambda row: better * found.cells[row, number].mean)
+    return _markdown(["", metric], [[row, _ours(found, row, number)] for row in order])
+
+
+def _ours(table: Table, row: str, number: int) -> str:
+    cell, metric = table.cells[row, number], table.headings[number].metric
+    if not cell.values:
+        return cell.state
+    spread = "" if cell.deviation != cell.deviation else f" ± {metric.show(cell.deviation)}"
+    text = metric.show(cell.mean) + spread
+    return f"**{text}**" if cell.best else text
+
+
+def _printed(table: Table, row: str, number: int) -> str:
+    cell, metric = table.cells[row, number], table.headings[number].metric
+    return " ± ".join(map(metric.show, cell.printed)) if cell.printed else ""
+
+
+def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    return "\n".join([*rows, *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+BLOCKS = {
+    "table2 lr 0.01": lambda: ranking("MovieLens-1M, lr 0.01"),
+    "table2 lr 0.001": lambda: ranking("MovieLens-1M, lr 0.001"),
+    "table1 cifar100": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", with_printed=True),
+    "table1 glyphs": lambda: accuracies("table1-glyphs", prefix="glyphs in place of FEMNIST, "),
+    "table3 glyphs": lambda: accuracies("table3-glyphs", prefix="glyphs in place of FEMNIST, "),
+    "table1 mnist": lambda: accuracies("table1-mnist", prefix="mnist in place of FEMNIST, "),
+    "ablation": lambda: one_column("ablation-mnist", "accuracy, %"),
+    "tuned mnist": lambda: one_column("tuned-mnist", "accuracy, %"),
+    "tuned movielens": lambda: one_column("tuned-movielens", "AUC"),
+}
+
+
+def refreshed(text: str) -> str:
+    """The page's text with every table made anew."""
+
+    def block(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n{BLOCKS[match[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- ([^>]+?) -->\n.*?<!-- end -->", block, text, flags=re.S)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(refreshed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

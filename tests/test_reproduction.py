@@ -1,0 +1,41 @@
+"""The page on the paper's tables says what the records say."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from fedeve.experiments import paper_tables
+from fedeve.report import results
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "reproduction.md"
+
+
+def test_the_tables_of_the_page_are_those_of_the_records() -> None:
+    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs" / "tables.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = PAGE.read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- ([^>]+?) -->\n", text)) - {"end"} == set(module.BLOCKS)
+    assert module.refreshed(text) == text, "run python docs/tables.py"
+
+
+def test_the_records_are_whole_and_small() -> None:
+    found = results.read([ROOT / "results"])
+    assert not found.problems and len(found.sections) >= 5
+    size = sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file())
+    assert size < 20e6
+
+
+@pytest.mark.parametrize("name", ["table1-cifar100", "table2"])
+def test_rows_and_columns_of_the_records_are_those_of_the_commands(name: str) -> None:
+    (section,) = results.read([ROOT / "results" / name]).sections
+    table = paper_tables.TABLES[name.split("-")[0]]
+    points = paper_tables.build(table).points
+    assert set(section.rows) <= {point.row for point in points}
+    assert {entry.column for entry in section.entries} <= {point.column for point in points}
