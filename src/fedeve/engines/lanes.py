@@ -29,7 +29,7 @@ from ..run import DTYPES, Run
 from ..seeds import Indices
 from ..store import Position
 from .batched import AVAILABLE, Batched
-from .pool import Batch, OnDevice, Pool, Task, bytes_per_lane, is_plain, upload
+from .pool import Batch, OnDevice, Pool, Task, bytes_kept, bytes_per_lane, is_plain, upload
 from .profile import Profile
 from .reference import gradient, refuse_misfit
 from .seat import Part, Seat
@@ -217,13 +217,12 @@ class Lanes:
         """Rows of the test set, on a GPU as many as fill it: a function of the model, since last bits depend on it."""
         if self.device.type != "cuda":
             return _EVALUATION_BATCH
-        run, model, layout = self.runs[number], self.models[number], self.layouts[number]
-        key = (_shared(run), len(run.data.y_test))
+        run = self.runs[number]
+        key = _shared(run)
         if key not in self.at_once:
-            size = bytes_per_lane(model, layout, self.data(run), dataclasses.replace(run.local, batch=16))
-            kept = (size - 10 * layout.num_params * 4) // (3 * 16)
-            fits = max(256, min(65536, _EVALUATION_BYTES // max(1, kept)))
-            self.at_once[key] = -(-len(run.data.y_test) // -(-len(run.data.y_test) // fits))
+            fits = _EVALUATION_BYTES // max(1, bytes_kept(self.models[number], self.data(run), 16) // 16)
+            parts = -(-len(run.data.y_test) // max(256, min(65536, fits)))
+            self.at_once[key] = -(-len(run.data.y_test) // parts)  # all of one size, about
         return self.at_once[key]
 
 

@@ -274,6 +274,12 @@ def captured(function: Callable[[], Any], pool: Any = None) -> torch.cuda.CUDAGr
 
 def bytes_per_lane(model: nn.Module, layout: Layout, data: OnDevice, work: LocalWork) -> int:
     """What a lane takes, about: its vectors, and what the backward pass keeps of a batch and makes of it."""
+    vector = layout.num_params * next(model.parameters()).element_size()
+    return 10 * vector + 3 * bytes_kept(model, data, work.batch)
+
+
+def bytes_kept(model: nn.Module, data: OnDevice, batch: int) -> int:
+    """What a backward pass would keep of so many rows."""
     kept = 0
 
     def count(tensor: Tensor) -> Tensor:
@@ -281,8 +287,7 @@ def bytes_per_lane(model: nn.Module, layout: Layout, data: OnDevice, work: Local
         kept += tensor.nbytes
         return tensor
 
-    some = next(model.parameters())
-    rows = torch.arange(work.batch, device=some.device) % max(1, len(data.y))
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+    rows = torch.arange(batch, device=next(model.parameters()).device) % max(1, len(data.y))
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         model(data.transform(data.x[rows]))
-    return 10 * layout.num_params * some.element_size() + 3 * kept
+    return kept
