@@ -107,8 +107,10 @@ def test_the_page_says_by_what_a_section_was_made(small: Path) -> None:
         "machine": "NVIDIA H200",
         "begun": "2026-11-15T10:00:00+00:00",
     }
-    sessions = [{**session, "seconds": 312.4}, {**session, "seconds": 10}, {}]
+    sessions = [{**session, "seconds": 312.4}, {**session, "seconds": 10}, {**session, "seconds": 0.0}, {}]
     (small / "sweep.json").write_text(json.dumps({**plain, "sessions": sessions}))
     text = page.render(results.read([small]), title="t", made="m")
-    made = "<code>fedeve paper table2 --set &#x27;a&lt;b&#x27;</code>, on NVIDIA H200, 2026-11-15, 322 s in 2 sessions"
-    assert f"Made by: {made}" in text and "Made by: <code>unknown</code>, 0 s" in text
+    made = "<code>fedeve paper table2 --set &#x27;a&lt;b&#x27;</code>, on NVIDIA H200, 2026-11-15"
+    took = "322 s in 2 sessions, 1 session of unknown length"
+    assert f"Made by: {made}, {took}" in text
+    assert "Made by: <code>unknown</code>, 1 session of unknown length" in text

@@ -55,9 +55,12 @@ def _made(section: Section) -> str:
     for (command, machine), spans in told.items():
         days = sorted({day for day, _ in spans if day})
         when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else ""
-        took = f"{sum(seconds for _, seconds in spans):,.0f} s"
-        took += f" in {len(spans)} sessions" if len(spans) > 1 else ""
-        rest = ", ".join(escape(part) for part in (f"on {machine}" if machine else "", when, took) if part)
+        known = [seconds for _, seconds in spans if seconds]
+        took = f"{sum(known):,.0f} s" + (f" in {len(known)} sessions" if len(known) > 1 else "") if known else ""
+        # A session writes its time when it ends, and one that was killed never did.
+        lost = len(spans) - len(known)
+        killed = f"{lost} {'sessions' if lost > 1 else 'session'} of unknown length" if lost else ""
+        rest = ", ".join(escape(part) for part in (f"on {machine}" if machine else "", when, took, killed) if part)
         items.append(f'<p class="soft made">Made by: <code>{escape(command or "unknown")}</code>, {rest}</p>')
     return "".join(items)
 
