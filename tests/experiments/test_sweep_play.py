@@ -302,7 +302,7 @@ def test_a_disk_that_fills_up_stops_the_sweep_and_loses_nothing(tmp_path: Path) 
     command = [sys.executable, "-m", "fedeve", "sweep", str(config), "--out", str(out), *SHORT, *QUICK]
 
     def small_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))  # sweep.json fits, a checkpoint does not
 
     full = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, preexec_fn=small_disk)
     assert full.returncode == 2, full
