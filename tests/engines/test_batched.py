@@ -66,7 +66,7 @@ def test_convolutions(size: Any, stride: Any, padding: Any, precision: str) -> N
     assert_same_gradients(model, images(), precision, PRECISIONS[precision])
 
 
-@pytest.mark.parametrize(("size", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), (5, 1, 0), ((3, 2), 1, 1)])
+@pytest.mark.parametrize(("size", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), ((3, 2), 1, 1)])
 def test_convolutions_with_channels_last(size: Any, stride: Any, padding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are in bfloat16, here in float32, with norms that find the channels last."""
     monkeypatch.setattr(channels, "suits", lambda weight, precision: weight.shape[0] % channels.MULTIPLE == 0)
