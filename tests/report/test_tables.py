@@ -221,3 +221,8 @@ def test_a_column_is_not_cut_where_every_row_has_a_finished_run() -> None:
     entries = [begun("a", 1, 4, [0.1, 0.2], DONE), begun("a", 2, 4, [0.3], "unfinished")]
     table = tables.tables(section(*entries, last=1))[0]
     assert table.title == "c" and dict(table.cells["a", 0].values) == {1: 20.0}
+
+
+def test_a_metric_that_no_finished_run_recorded_is_not_a_column() -> None:
+    (table,) = tables.tables(section(run("a", "c", 1, 0.5), metrics=("accuracy", "auc")))
+    assert [heading.title for heading in table.headings] == ["accuracy, %"]

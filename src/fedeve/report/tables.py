@@ -137,7 +137,8 @@ def tables(section: Section) -> list[Table]:
         return []
     if len(columns) == 1:
         ((column, title),) = columns.items()
-        return [_table(section, title, [Heading(m.title, column, m) for m in metrics])]
+        recorded = [m for m in metrics if not _lacks(section, column, m)]
+        return [_table(section, title, [Heading(m.title, column, m) for m in recorded or metrics])]
     kept = {
         m: [Heading(title, column, m) for column, title in columns.items() if not _lacks(section, column, m)]
         for m in metrics
