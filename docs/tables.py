@@ -86,6 +86,7 @@ BLOCKS = {
     "table1 glyphs": lambda: accuracies("table1-glyphs", prefix="glyphs in place of FEMNIST, "),
     "table3 glyphs": lambda: accuracies("table3-glyphs", prefix="glyphs in place of FEMNIST, "),
     "table1 mnist": lambda: accuracies("table1-mnist", prefix="mnist in place of FEMNIST, "),
+    "table1 mnist by label": lambda: accuracies("table1-mnist-150", prefix="mnist in place of FEMNIST, "),
     "ablation": lambda: one_column("taken-apart-mnist", "accuracy, %"),
     "tuned mnist": lambda: one_column("tuned-mnist", "accuracy, %"),
     "tuned movielens": lambda: one_column("tuned-movielens", "AUC"),
