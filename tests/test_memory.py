@@ -149,3 +149,13 @@ def test_many_are_gathered_at_once_in_the_order_asked():
     assert torch.equal(found["control"], torch.stack([vector(2), LIKE, vector(5)]))
     found["control"] += 1
     assert torch.equal(memory.get(2)["control"], vector(2))
+
+
+def test_loading_replaces_everything_that_was_there() -> None:
+    memory, other = Memory(("control",), like=torch.zeros(2)), Memory(("control",), like=torch.zeros(2))
+    memory.put({7: {"control": torch.ones(2)}, 8: {"control": torch.ones(2)}, 9: {"control": torch.ones(2)}})
+    other.put({3: {"control": torch.full((2,), 5.0)}})
+    memory.load(other.tensors())
+    assert len(memory) == 1 and memory.get(3)["control"].tolist() == [5.0, 5.0]
+    assert memory.get(7)["control"].tolist() == [0.0, 0.0] and memory.tensors()["control"].shape == (1, 2)
+    assert len(next(iter(memory._vectors.values()))) == 1  # no room is left over from before

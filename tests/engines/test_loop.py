@@ -205,6 +205,16 @@ def test_resuming_a_finished_run_changes_nothing(small_run: Any, tmp_path: Path)
     assert torch.equal(first.params, again.params) and first.lines == again.lines
 
 
+def test_a_checkpoint_has_the_clients_vectors_until_the_run_is_finished(small_run: Any, tmp_path: Path) -> None:
+    run, rows = small_run(method=all_methods()["scaffold"](), rounds=3), []
+
+    def look(_: Progress) -> None:
+        rows.append(len(tensors(tmp_path / "out", run.identity())["memory.clients"]))
+
+    simulate(run, out=tmp_path / "out", checkpoint_every=0, watch=look)
+    assert rows[0] > 0 and rows[1] > 0 and rows[2] == 0
+
+
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path, small_run: Any) -> None:
     store = Store(tmp_path, "x")
     with store.locked(), pytest.raises(FedeveError, match=f"in use: got process {os.getpid()}"):
