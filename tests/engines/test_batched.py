@@ -56,14 +56,30 @@ def images(channels: int = 3, size: int = 9, seed: int = 1) -> Tensor:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    ("size", "stride", "padding"),
-    [(5, 1, 2), (5, 1, 0), (3, 2, 1), (3, 2, 0), (1, 2, 0), (1, 1, 0), ((3, 2), (1, 2), (2, 1))],
+    ("size", "stride", "padding"), [(3, 2, 1), (3, 2, 0), (1, 2, 0), (1, 1, 0), (5, 1, 0), ((3, 2), (1, 2), (2, 1))]
 )
 def test_convolutions(size: Any, stride: Any, padding: Any, precision: str) -> None:
     torch.manual_seed(0)
     # The second layer, whose input needs a gradient, has the geometry in question.
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 17, size, stride=stride, padding=padding))
+    model = nn.Sequential(nn.Conv2d(3, 17, 1), nn.Conv2d(17, 18, size, stride=stride, padding=padding))
     assert_same_gradients(model, images(), precision, PRECISIONS[precision])
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"),
+    [(5, 1, 2), (5, 1, 0), (3, 2, 1), (3, 2, 0), (1, 2, 0), (1, 1, 0), ((3, 2), (1, 2), (2, 1))],
+)
+def test_convolutions_with_few_channels(size: Any, stride: Any, padding: Any) -> None:
+    """They have kernels of their own, in float32 whatever is asked for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Conv2d(2, 5, size, stride=stride, padding=padding))
+    assert_same_gradients(model, images(), "tf32", 2e-6)
+
+
+def test_few_channels_of_so_many_pixels_that_several_programs_take_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 3, 2, padding=1))
+    assert_same_gradients(model, images(channels=1, size=24), "tf32", 2e-6)
 
 
 @pytest.mark.parametrize(("size", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), ((3, 2), 1, 1)])
@@ -78,12 +94,28 @@ def test_convolutions_with_channels_last(size: Any, stride: Any, padding: Any, m
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="Triton's interpreter has no bfloat16")
-def test_gradients_in_bfloat16_are_near_those_of_float64() -> None:
+def test_gradients_in_bfloat16_are_as_near_those_of_float64_as_pytorchs_own() -> None:
+    """Within a factor of three, over all lanes: what rounding does to one gradient is luck."""
     torch.manual_seed(0)
     first = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(2, 32), nn.ReLU())
     second = nn.Sequential(nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.GroupNorm(2, 64), nn.ReLU())
-    model = nn.Sequential(first, second, nn.Flatten(), nn.Linear(64 * 25, 5))
-    assert_same_gradients(model, images(), "bf16", 0.12)  # PyTorch's own layers in bfloat16 are up to 0.06 off here
+    model = nn.Sequential(first, second, nn.Flatten(), nn.Linear(64 * 25, 5)).to(DEVICE)
+    params, x = lanes_of(model), images().to(DEVICE)
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(model, params, (x,)).float().pow(3).mean()
+
+    def loss_in_double(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(model, params, (x,)).pow(3).mean()
+
+    exact = vmap(grad(loss_in_double))({name: value.double() for name, value in params.items()}, x.double())
+    with Batched("bf16"):
+        ours = vmap(grad(loss))(params, x)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        by_lane = [grad(loss)({name: value[n] for name, value in params.items()}, x[n]) for n in range(LANES)]
+    for name, value in exact.items():
+        theirs = torch.stack([lane[name] for lane in by_lane])
+        assert (ours[name] - value).norm() < 3 * (theirs - value).norm() < 0.3 * value.norm(), name
 
 
 @pytest.mark.parametrize("weights", [[1.0, 0.0, 3.0, 4.0, 2.0], [0.0] * 5])
@@ -102,7 +134,7 @@ def test_a_cohort_is_summed_up_in_one_pass_as_by_summary(weights: list[float]) -
 
 def test_a_convolution_whose_channels_and_pixels_fill_several_blocks() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 70, 3, padding=1, bias=False), nn.Conv2d(70, 5, 3))
+    model = nn.Sequential(nn.Conv2d(2, 70, 3, padding=1, bias=False), nn.Conv2d(70, 17, 3))
     assert_same_gradients(model, images(channels=2, size=12), "ieee", 2e-6)
 
 

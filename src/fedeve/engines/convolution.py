@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import channels
+from . import channels, narrow
 from .batched import lanes_first
 from .images import Pair, inside, pair
 
@@ -111,6 +111,8 @@ def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: P
     high = (height + 2 * padding[0] - rows) // stride[0] + 1
     wide = (width + 2 * padding[1] - columns) // stride[1] + 1
     out = x.new_empty(lanes, num, outputs, high, wide)
+    if outputs <= narrow.MOST_CHANNELS:
+        return narrow.convolve(x, w, bias, stride, padding, out)
     block = _block(outputs, _CHANNELS if precision == "tf32" else 64)
     grid = (triton.cdiv(num * high * wide, _PIXELS), triton.cdiv(outputs, block), lanes)
     _convolve[grid](
@@ -124,6 +126,8 @@ def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: P
 def kernel_gradient(x: Tensor, grad: Tensor, size: Pair, stride: Pair, padding: Pair, precision: str) -> Tensor:
     """[lanes, O, C, KH, KW] of x [lanes, N, C, H, W] and grad [lanes, N, O, P, Q]."""
     (lanes, num, channels, height, width), (outputs, high, wide) = x.shape, grad.shape[2:]
+    if outputs <= narrow.MOST_CHANNELS:
+        return narrow.kernel_gradient(x, grad, size, stride, padding).sum(1)
     num_inputs, num_pixels = channels * size[0] * size[1], num * high * wide
     most = 64 if precision == "tf32" else 32  # three products at once take the registers of three
     block, block_k = _block(outputs, most), _block(num_inputs, most)

@@ -16,12 +16,26 @@ from .batched import lanes_first
 from .images import Pair, pair
 
 _BLOCK = 1024
+_LONGEST = 2**31 - 1 - _BLOCK  # what fits 32 bits
 
 
 @triton.jit
-def _pool(x, out, winner, COUNT, H, W, P, Q, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr):
+def _numbers(WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Of this program's elements; divisions of long integers are slow, so they are long only where they must."""
+    first = tl.program_id(0)
+    if WIDE:
+        first = first.to(tl.int64)
+    return first * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def _pool(
+    x, out, winner, COUNT,
+    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The largest of every window, the first of equals, and which it is; one that is not a number wins."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = _numbers(WIDE, BLOCK)
     image, p, q = at // (P * Q), at // Q % P, at % Q
     corner = x + image * H * W + p * KH * W + q * KW
     best = tl.load(corner, mask=at < COUNT, other=0.0)
@@ -35,9 +49,13 @@ def _pool(x, out, winner, COUNT, H, W, P, Q, KH: tl.constexpr, KW: tl.constexpr,
 
 
 @triton.jit
-def _unpool(grad, winner, out, COUNT, H, W, P, Q, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr):
+def _unpool(
+    grad, winner, out, COUNT,
+    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """To every pixel its window's gradient if it won, else nothing."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = _numbers(WIDE, BLOCK)
     image, i, j = at // (H * W), at // W % H, at % W
     inside = (at < COUNT) & (i // KH < P) & (j // KW < Q)
     window = image * (P * Q) + i // KH * Q + j // KW
@@ -51,14 +69,16 @@ def _pooled(x: Tensor, size: Pair) -> tuple[Tensor, Tensor]:
     shape = (*x.shape[:-2], height // size[0], width // size[1])
     out, winner = x.new_empty(shape), x.new_empty(shape, dtype=torch.uint8)
     grid = (triton.cdiv(out.numel(), _BLOCK),)
-    _pool[grid](x, out, winner, out.numel(), height, width, *shape[-2:], *size, BLOCK=_BLOCK)
+    _pool[grid](x, out, winner, out.numel(), height, width, *shape[-2:], *size, WIDE=x.numel() > _LONGEST, BLOCK=_BLOCK)
     return out, winner
 
 
 def _unpooled(grad: Tensor, winner: Tensor, shape: Pair, size: Pair) -> Tensor:
     out = grad.new_empty(*grad.shape[:-2], *shape)
     grid = (triton.cdiv(out.numel(), _BLOCK),)
-    _unpool[grid](grad, winner, out, out.numel(), *shape, *grad.shape[-2:], *size, BLOCK=_BLOCK)
+    _unpool[grid](
+        grad, winner, out, out.numel(), *shape, *grad.shape[-2:], *size, WIDE=out.numel() > _LONGEST, BLOCK=_BLOCK
+    )
     return out
 
 
