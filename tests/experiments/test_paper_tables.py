@@ -133,7 +133,10 @@ def test_a_stand_in_is_called_what_it_is_and_has_no_printed_number_beside_it() -
     data = {json.dumps(p.config["data"], sort_keys=True) for p in sweep.points if "FEMNIST, natural" in p.column}
     assert len(data) == 1 and '"num_clients": null' in data.pop()
     glyphs = build(TABLES["gain"], data="glyphs", seeds=1, root="/data")
-    assert {point.config["data"]["num_writers"] for point in glyphs.points} == {3400}
+    sizes = {
+        tuple(point.config["data"][key] for key in ("num_writers", "num_images", "num_test")) for point in glyphs.points
+    }
+    assert sizes == {(3400, 671_585, 77_483)}  # FEMNIST's
 
 
 def test_paper_list_says_what_there_is() -> None:

@@ -196,7 +196,10 @@ def _standin(table: Table, name: str) -> Table:
     kept = {key: value for key, value in table.items() if key in ("partition", "alpha", "seed")}
     if name == "mnist" and table["partition"] != "natural":
         kept["num_clients"] = 539
-    return {"name": name, **kept, **({"num_writers": 3400} if name == "glyphs" else {})}
+    return {"name": name, **kept, **(_LIKE_FEMNIST if name == "glyphs" else {})}
+
+
+_LIKE_FEMNIST = {"num_writers": 3400, "num_images": 671_585, "num_test": 77_483}
 
 
 _TINY_COHORT = 8  # the most of a handful
