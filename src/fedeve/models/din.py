@@ -75,8 +75,12 @@ class DIN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, 6 + H] whole numbers, the last H the history -> logits [B, outputs]."""
-        known = [table(x[..., place]) for place, table in enumerate(self.embed.values())]
+        *tables, item = self.embed.values()
+        known = [table(x[..., place]) for place, table in enumerate(tables)]
         items = x[..., len(SIZES) :]
-        attended = self.attention(known[-1], self.embed["item"](items), items != 0)
-        logits: Tensor = self.head(torch.cat([*known, attended], dim=-1))
+        # The candidate and the history are looked up together, so that their table has one gradient.
+        candidate, history = item(x[..., len(SIZES) - 1 :]).split((1, items.shape[-1]), dim=-2)
+        candidate = candidate.squeeze(-2)
+        attended = self.attention(candidate, history, items != 0)
+        logits: Tensor = self.head(torch.cat([*known, candidate, attended], dim=-1))
         return logits
