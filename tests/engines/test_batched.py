@@ -13,7 +13,7 @@ from torch.nn import functional
 pytest.importorskip("triton", reason="hand-batched layers need Triton")
 
 from fedeve import Correction, LocalWork, local
-from fedeve.engines import batched, channels, convolution, norm, pooling
+from fedeve.engines import batched, channels, convolution, lookup, norm, pooling
 from fedeve.engines.batched import Batched
 from fedeve.engines.descent import adam, descend
 from fedeve.engines.tally import tally
@@ -42,7 +42,8 @@ def assert_same_gradients(model: nn.Module, x: Tensor, precision: str, tolerance
     def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(model, params, (x,)).pow(3).mean()
 
-    exact = vmap(grad(loss))({name: value.double() for name, value in params.items()}, x.to(DEVICE).double())
+    exact_x = x.to(DEVICE).double() if x.is_floating_point() else x.to(DEVICE)
+    exact = vmap(grad(loss))({name: value.double() for name, value in params.items()}, exact_x)
     with Batched(precision):
         ours = vmap(grad(loss))(params, x.to(DEVICE))
     for name, value in exact.items():
@@ -181,6 +182,99 @@ def test_a_long_linear_layer_is_summed_in_pieces() -> None:
     torch.manual_seed(0)
     x = torch.randn(LANES, 2, 2560, generator=torch.Generator().manual_seed(2))
     assert_same_gradients(nn.Sequential(nn.Linear(2560, 4)), x, "ieee", 2e-6)
+
+
+def indices(rows: int, *shape: int, seed: int = 2, zeros: float = 0.3) -> Tensor:
+    """Random rows of a table for every lane, many of them the first."""
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.randint(0, rows, (LANES, *shape), generator=generator)
+    return torch.where(torch.rand(index.shape, generator=generator) < zeros, 0, index).to(DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "shape"),
+    [(7, 5, (6,)), (1, 1, (1,)), (300, 3, (4, 5)), (40, 2, (16, 11)), (70_000, 1, (3, 50)), (6, 17, (2, 7))],
+)
+def test_embeddings(rows: int, size: int, shape: tuple[int, ...]) -> None:
+    """Few entries and many, rows looked up often and never, and more of them than short keys can tell apart."""
+    torch.manual_seed(0)
+    assert_same_gradients(nn.Sequential(nn.Embedding(rows, size), nn.Tanh()), indices(rows, *shape), "ieee", 2e-6)
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.5, 1.0])
+def test_the_gradient_of_a_row_that_fills_many_blocks(zeros: float) -> None:
+    rows = 3
+    index = indices(rows, 2300, zeros=zeros)
+    assert index.shape[1] > (lookup._AHEAD + 1) * lookup._SIDE
+    slope = torch.randn(LANES, 2300, 1, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    exact = torch.zeros(LANES, rows, 1, dtype=torch.float64, device=DEVICE)
+    exact.scatter_add_(1, index[..., None], slope.double())
+    torch.testing.assert_close(lookup.table_gradient(slope, index, rows).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("num", [20, 150])
+def test_an_embedding_passes_back_what_is_not_finite_and_only_to_its_row(num: int) -> None:
+    index = indices(40, num, zeros=0.0)
+    slope = torch.ones(LANES, num, 2, device=DEVICE)
+    index[1, [3, 9, num - 1]], slope[1, 9, 1] = 7, torch.nan
+    index[2, 5], slope[2, 5] = 0, torch.inf
+    out = lookup.table_gradient(slope, index, 40)
+    assert out[1, 7, 1].isnan() and out[2, 0].isinf().all()
+    assert (~out.isfinite()).sum() == 3
+
+
+@pytest.mark.parametrize("num", [20, 150])
+def test_a_lane_of_an_embedding_has_the_same_bits_in_any_company(num: int) -> None:
+    index, slope = indices(9, num), torch.randn(LANES, num, 3, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    others, gaps = indices(9, num, seed=5), torch.full_like(slope, torch.nan)
+    others[1], gaps[1] = index[1], slope[1]
+    mine = lookup.table_gradient(slope, index, 9)[1]
+    assert torch.equal(lookup.table_gradient(gaps, others, 9)[1], mine)
+    assert torch.equal(lookup.table_gradient(slope[1:2], index[1:2], 9)[0], mine)
+
+
+def test_an_embedding_reads_and_writes_nothing_outside_its_table() -> None:
+    tables, index = torch.zeros(3, 4, 2, device=DEVICE), torch.tensor([[0, 4, -1, 3, 2**40]], device=DEVICE)
+    assert lookup.look_up(tables[1:2], index)[0, :, 0].isnan().tolist() == [False, True, True, False, True]
+    three = torch.tensor([[1, 1, 1], [0, 4, -1], [1, 1, 1]], device=DEVICE)  # beside the table are the neighbours'
+    for index in (three, three.repeat(1, 50)):
+        out = lookup.table_gradient(torch.ones(*index.shape, 2, device=DEVICE), index, 4)
+        assert out[:, :, 0].ne(0).tolist() == [
+            [False, True, False, False],
+            [True, *[False] * 3],
+            [False, True, False, False],
+        ]
+
+
+def test_an_embedding_that_lanes_share_or_that_nobody_batches() -> None:
+    torch.manual_seed(0)
+    table, index = torch.randn(5, 3, device=DEVICE), indices(5, 4)
+    weights = torch.randn(LANES, 4, 3, device=DEVICE)
+
+    def loss(table: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        return (functional.embedding(index, table) * weights).sum()
+
+    with Batched("ieee"):
+        shared = vmap(grad(loss), (None, 0, 0))(table, index, weights)
+        same = vmap(grad(loss), (None, None, 0))(table, index[0], weights)
+        alone = grad(loss)(table, index[0], weights[0])
+    torch.testing.assert_close(shared, vmap(grad(loss), (None, 0, 0))(table, index, weights))
+    torch.testing.assert_close(same, vmap(grad(loss), (None, None, 0))(table, index[0], weights))
+    assert torch.equal(alone, same[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"padding_idx": 0}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}, {"dtype": torch.float64}],
+    ids=str,
+)
+def test_special_embeddings_are_left_to_pytorch(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "look_up", None)
+    torch.manual_seed(0)
+    layer, index = nn.Embedding(5, 3, **options).to(DEVICE), indices(5, 4)
+    with Batched("ieee"):
+        ours = layer(index)
+    assert torch.equal(ours, layer(index))
 
 
 @pytest.mark.parametrize(

@@ -375,6 +375,40 @@ def test_whole_runs_with_our_kernels_are_the_reference() -> None:
     assert (by_hand(run)[0] - reference.params).norm() / reference.params.norm() < 1e-6
 
 
+class Categories(nn.Module):
+    """Rows as DIN sees them, stored as they are."""
+
+    cardinalities = (5, 2, 7, 21, 3, 9)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.long()
+
+
+@pytest.mark.parametrize("few", [128, 8])
+def test_whole_runs_of_din_with_our_kernels_are_the_reference(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Histories padded by up to all of them; a batch's 24 items are few or many, and then lie in several blocks."""
+    pytest.importorskip("triton", reason="hand-batched layers need Triton")
+    from fedeve.engines import lookup
+
+    monkeypatch.setattr(lookup, "_FEW", few)
+    monkeypatch.setattr(lookup, "_SIDE", 8)
+    history = 5
+    rng = np.random.default_rng(0)
+    counts = (*Categories.cardinalities, *[Categories.cardinalities[-1]] * history)
+    x = np.stack([rng.integers(1, count, 16) for count in counts], axis=1)
+    x[:, 6:][np.arange(history) < rng.integers(0, history + 1, (16, 1))] = 0
+    y = np.arange(16) % 4 == 0
+    clients = [np.arange(7), np.arange(7, 9), np.arange(9, 16)]
+    data = FederatedData.from_arrays(
+        x, y * 1, clients, x_test=x[:4], y_test=y[:4] * 1, task="ranking", gather=Categories()
+    )
+    work = LocalWork(lr=0.01, batch=4, optimizer="adam")
+    changes = {"data": data, "model": "din", "cohort": 3, "rounds": 1, "dropout": 0.0, "dtype": "float32"}
+    run = some_run(local=work, **changes)
+    reference = simulate(run, engine="reference", device="cpu")
+    assert (by_hand(run)[0] - reference.params).norm() / reference.params.norm() < 1e-5
+
+
 @pytest.mark.parametrize("work", [{"lr": 0.05}, {"lr": 0.01, "optimizer": "adam"}], ids=str)
 def test_fused_steps_in_shared_lanes_are_the_reference(work: dict[str, Any]) -> None:
     """Ragged clients of three methods: counts of steps differ, and a lane's next client is corrected otherwise."""

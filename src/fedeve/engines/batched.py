@@ -40,6 +40,7 @@ class Batched(TorchFunctionMode):
     def __init__(self, precision: str) -> None:
         super().__init__()
         from .convolution import conv2d
+        from .lookup import embedding
         from .norm import group_norm
         from .pooling import max_pool2d
 
@@ -47,6 +48,7 @@ class Batched(TorchFunctionMode):
             torch.conv2d: lambda *args, **named: conv2d(*args, **named, precision=precision),
             torch.nn.functional.max_pool2d: max_pool2d,
             torch.nn.functional.group_norm: group_norm,
+            torch.nn.functional.embedding: embedding,
             linear: _linear,
         }
 
