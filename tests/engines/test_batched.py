@@ -310,6 +310,12 @@ def test_double_precision_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) ->
         assert model(torch.zeros(2, 4, 9, 9, dtype=torch.float64, device=DEVICE)).shape == (2, 4, 3, 3)
 
 
+def in_parts(slope: Tensor) -> list[Tensor]:
+    """Gradients of tensors that make up vectors of 1,500; the second does not lie as it is read."""
+    one, two, three = slope.split([1, 1200, 299], dim=1)
+    return [one, two.unflatten(1, (30, 40)).mT.contiguous().mT, three.unflatten(1, (13, 23))]
+
+
 def test_a_fused_step_is_the_local_step_and_leaves_idle_lanes_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     params, slope, start, shift = (torch.randn(3, 1500, generator=generator).to(DEVICE) for _ in range(4))
@@ -320,7 +326,7 @@ def test_a_fused_step_is_the_local_step_and_leaves_idle_lanes_alone() -> None:
     expected = torch.where(active[:, None], expected, params)
     ours = params.clone()
     start[0], shift[0] = torch.nan, torch.nan  # nothing is read where it adds nothing
-    descend(ours, slope, start=start, shift=shift, lr=lr, prox=prox, shifted=shifted, active=active)
+    descend(ours, in_parts(slope), start=start, shift=shift, lr=lr, prox=prox, shifted=shifted, active=active)
     assert torch.allclose(ours, expected, rtol=1e-6, atol=1e-6) and torch.equal(ours[1], params[1])
 
 
@@ -344,7 +350,7 @@ def test_a_fused_step_of_adam_is_the_local_step_at_every_count_of_steps() -> Non
         active = torch.tensor([True, number != 2, number % 2 == 0, number > 3]).to(DEVICE)
         before = [tensor.clone() for tensor in ours]
         moments = {"first": ours[1], "second": ours[2], "num_steps": walk.num_steps}
-        adam(ours[0], slope, **moments, **unread, lr=lr, prox=prox, shifted=shifted, active=active)
+        adam(ours[0], in_parts(slope), **moments, **unread, lr=lr, prox=prox, shifted=shifted, active=active)
         new = local.advance(work, walk, slope, start=start, correction=correction)
         kept = [torch.where(active[:, None], after, old) for after, old in zip(new[:3], walk[:3], strict=True)]
         walk = local.Walk(*kept, walk.num_steps + active)

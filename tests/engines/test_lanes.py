@@ -375,6 +375,27 @@ def test_whole_runs_with_our_kernels_are_the_reference() -> None:
     assert (by_hand(run)[0] - reference.params).norm() / reference.params.norm() < 1e-6
 
 
+class Odd(nn.Module):
+    """A parameter that is one number, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.idle = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(2, 3))
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.scale
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_odd_parameters_walk_in_lanes(momentum: float) -> None:
+    torch.manual_seed(0)
+    run = some_run(model=Odd(), dtype="float32", local=LocalWork(lr=0.05, batch=8, momentum=momentum))
+    reference = simulate(run, engine="reference", device="cpu")
+    assert_close(in_rows(run), reference, 1e-5)
+    assert (by_hand(run)[0] - reference.params).norm() / reference.params.norm() < 1e-5
+
+
 class Categories(nn.Module):
     """Rows as DIN sees them, stored as they are."""
 

@@ -1,6 +1,11 @@
-"""One step of plain SGD or Adam in all lanes, on a GPU: what `local.advance` does, in one pass over the vectors."""
+"""One step of plain SGD or Adam in all lanes, on a GPU: what `local.advance` does, in one pass over the vectors.
+
+Gradients come in parts, a tensor of the model each, which need not be copied into vectors first.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import triton
 import triton.language as tl
@@ -22,33 +27,33 @@ def _corrected(slope, here, start, shift, prox, shifted, lane, at, inside):
     return slope
 
 
-@triton.jit
-def _descend(vector, grad, start, shift, lr, prox, shifted, active, D, BLOCK: tl.constexpr):
-    """vector -= lr corrected(grad), in the lanes that are at work."""
+@triton.jit(do_not_specialize=["FIRST", "SIZE"])
+def _descend(vector, grad, start, shift, lr, prox, shifted, active, D, FIRST, SIZE, BLOCK: tl.constexpr):
+    """vector -= lr corrected(grad), in the lanes that are at work; `grad` is of SIZE numbers from FIRST on."""
     lane = tl.program_id(1).to(tl.int64)
     if tl.load(active + lane):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        inside = at < D
-        at += lane * D
+        inside = at < SIZE
+        slope = tl.load(grad + lane * SIZE + at, mask=inside)
+        at += lane * D + FIRST
         here = tl.load(vector + at, mask=inside)
-        slope = tl.load(grad + at, mask=inside)
         slope = _corrected(slope, here, start, shift, prox, shifted, lane, at, inside)
         tl.store(vector + at, here - tl.load(lr + lane) * slope, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["FIRST", "SIZE"])
 def _adam(
-    vector, grad, first, second, bias1, bias2, start, shift, lr, prox, shifted, active, D,
+    vector, grad, first, second, bias1, bias2, start, shift, lr, prox, shifted, active, D, FIRST, SIZE,
     BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, vector -= lr (m / bias1) / (sqrt(v / bias2) + epsilon)."""
     lane = tl.program_id(1).to(tl.int64)
     if tl.load(active + lane):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        inside = at < D
-        at += lane * D
+        inside = at < SIZE
+        slope = tl.load(grad + lane * SIZE + at, mask=inside)
+        at += lane * D + FIRST
         here = tl.load(vector + at, mask=inside)
-        slope = tl.load(grad + at, mask=inside)
         slope = _corrected(slope, here, start, shift, prox, shifted, lane, at, inside)
         m = BETA1 * tl.load(first + at, mask=inside) + (1 - BETA1) * slope
         v = BETA2 * tl.load(second + at, mask=inside) + (1 - BETA2) * (slope * slope)
@@ -60,9 +65,19 @@ def _adam(
         tl.store(vector + at, here - away, mask=inside)
 
 
+def _parts(params: Tensor, grads: Sequence[Tensor]) -> Iterator[tuple[Tensor, int, int, tuple[int, int]]]:
+    """Of every gradient [lanes, ...]: itself, packed, where it begins in a vector, its size, and the grid for it."""
+    first = 0
+    for grad in grads:
+        size = grad[0].numel()
+        yield grad.contiguous(), first, size, (triton.cdiv(size, _BLOCK), len(params))
+        first += size
+    assert first == params.shape[1]
+
+
 def descend(
     params: Tensor,
-    grad: Tensor,
+    grads: Sequence[Tensor],
     *,
     start: Tensor,
     shift: Tensor,
@@ -71,15 +86,18 @@ def descend(
     shifted: Tensor,
     active: Tensor,
 ) -> None:
-    """Move `params` [lanes, D] in place; `lr`, `prox`, `shifted` (whether `shift` counts) and `active` are [lanes]."""
-    lanes, dim = params.shape
-    grid = (triton.cdiv(dim, _BLOCK), lanes)
-    _descend[grid](params, grad, start, shift, lr, prox, shifted, active, dim, BLOCK=_BLOCK)
+    """Move `params` [lanes, D] in place; `lr`, `prox`, `shifted` (whether `shift` counts) and `active` are [lanes].
+
+    The gradients [lanes, ...] are those of the vector's parts, in their order.
+    """
+    kept = (start, shift, lr, prox, shifted, active, params.shape[1])
+    for grad, first, size, grid in _parts(params, grads):
+        _descend[grid](params, grad, *kept, first, size, BLOCK=_BLOCK)
 
 
 def adam(
     params: Tensor,
-    grad: Tensor,
+    grads: Sequence[Tensor],
     *,
     first: Tensor,
     second: Tensor,
@@ -92,10 +110,8 @@ def adam(
     active: Tensor,
 ) -> None:
     """Move `params` and the moments [lanes, D] in place, as `descend`; `num_steps` [lanes] were taken before."""
-    lanes, dim = params.shape
-    grid = (triton.cdiv(dim, _BLOCK), lanes)
     bias1, bias2 = ((1 - beta ** (num_steps + 1)).to(params.dtype) for beta in (BETA1, BETA2))
-    _adam[grid](
-        params, grad, first, second, bias1, bias2, start, shift, lr, prox, shifted, active, dim,
-        BETA1=BETA1, BETA2=BETA2, EPSILON=EPSILON, BLOCK=_BLOCK, enable_fp_fusion=False,
-    )  # fmt: skip
+    kept = (first, second, bias1, bias2, start, shift, lr, prox, shifted, active, params.shape[1])
+    betas = {"BETA1": BETA1, "BETA2": BETA2, "EPSILON": EPSILON}
+    for grad, begin, size, grid in _parts(params, grads):
+        _adam[grid](params, grad, *kept, begin, size, **betas, BLOCK=_BLOCK, enable_fp_fusion=False)

@@ -6,6 +6,7 @@ its own, see `workers.py`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 from collections.abc import Callable, Sequence
@@ -201,16 +202,17 @@ class Batch:
     def close(self) -> None:
         """Nothing to give back: the allocator has it."""
 
-    def _loss(self, params: Tensor, x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-        outputs = torch.func.functional_call(self.model, self.layout.unflatten(params), (x,))
+    def _loss(self, named: dict[str, Tensor], x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+        outputs = torch.func.functional_call(self.model, named, (x,))
         # What a short batch lacks is there as some row, and counts nothing.
         return (tasks.losses(self.task, outputs, y) * counts).sum() / counts.sum().clamp(min=1)
 
-    def _gradients(self, *inputs: Tensor) -> Tensor:
-        if not self.by_hand:
-            return self.gradients(*inputs)
-        with self.layers:
-            return self.gradients(*inputs)
+    def _gradients(self, *inputs: Tensor) -> list[Tensor]:
+        """[lanes, ...] of every tensor of the model, in the order of the vectors."""
+        named = self.layout.unflatten(self.params)
+        with self.layers if self.by_hand else contextlib.nullcontext():
+            grads = self.gradients(named, *inputs)
+        return [grads[name] for name in self.layout.names]
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -218,13 +220,14 @@ class Batch:
         index = self.plan[self.numbers, self.cursor.clamp(max=WINDOW - 1)]
         rows = index.clamp(min=0)
         counts = ((index >= 0) & active[:, None]).to(self.params.dtype)
-        grad = self._gradients(self.params, self.data.transform(self.data.x[rows]), self.data.y[rows], counts)
-        (self._fused if self.by_hand and self.plain else self._advance)(grad, active)
+        grads = self._gradients(self.data.transform(self.data.x[rows]), self.data.y[rows], counts)
+        (self._fused if self.by_hand and self.plain else self._advance)(grads, active)
         self.num_steps += active
         self.cursor += active
 
-    def _advance(self, grad: Tensor, active: Tensor) -> None:
+    def _advance(self, grads: list[Tensor], active: Tensor) -> None:
         """One step of the optimiser in the lanes that are at work."""
+        grad = torch.cat([part.reshape(self.width, -1) for part in grads], dim=1)
         walk = local.Walk(self.params, self.first, self.second, self.num_steps)
         correction = Correction(self.prox, self.shift)
         moved = local.advance(self.work, walk, grad, start=self.start, correction=correction)
@@ -233,16 +236,16 @@ class Batch:
             if mine.ndim:
                 mine.copy_(torch.where(active[:, None], new, mine))
 
-    def _fused(self, grad: Tensor, active: Tensor) -> None:
-        """The same in one kernel."""
+    def _fused(self, grads: list[Tensor], active: Tensor) -> None:
+        """The same in one pass."""
         from .descent import adam, descend
 
         kept = {"start": self.start, "shift": self.shift, "lr": self.lr, "prox": self.prox}
         kept |= {"shifted": self.shifted, "active": active}
         if self.work.optimizer == "adam":
-            adam(self.params, grad, first=self.first, second=self.second, num_steps=self.num_steps, **kept)
+            adam(self.params, grads, first=self.first, second=self.second, num_steps=self.num_steps, **kept)
         else:
-            descend(self.params, grad, **kept)
+            descend(self.params, grads, **kept)
 
     def _capture(self) -> Callable[[], None]:
         """The step as one CUDA graph: its hundreds of kernels start at once."""
