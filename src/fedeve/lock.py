@@ -16,8 +16,11 @@ LOCK = ".lock"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, made if need be, for this process alone; the lock goes with the process, however it ends."""
+def locked(folder: Path) -> Iterator[int]:
+    """Hold a folder, made if need be, for this process alone; the lock goes with the process, however it ends.
+
+    A child that is given the file descriptor, which is what there is to get, holds it as well.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -34,6 +37,6 @@ def locked(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # on a full disk the lock still holds, only its note is missing
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
-        yield
+        yield handle
     finally:
         os.close(handle)

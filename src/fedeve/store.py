@@ -73,7 +73,7 @@ class Store:
         """Whether there is a run here."""
         return (self.out / RECORD).exists()
 
-    def locked(self) -> AbstractContextManager[None]:
+    def locked(self) -> AbstractContextManager[int]:
         """Hold the folder for this process alone."""
         return locked(self.out)
 

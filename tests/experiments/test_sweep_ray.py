@@ -30,7 +30,7 @@ def workers() -> dict[int, str]:
             text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if text.startswith("ray::Worker"):
+        if text.startswith("ray::RayWorker"):
             found[int(path.parent.name)] = text
     return found
 

@@ -36,6 +36,9 @@ class Options:
     engine: Annotated[str, typer.Option(help="auto, reference, lanes, or ray for the machines of a cluster.")] = "auto"
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
     threads: Annotated[int, typer.Option(help="CPU threads; last bits of the numbers may depend on it.", min=1)] = 1
+    processes: Annotated[
+        int, typer.Option(help="Processes on this device that play runs at once; see docs/sweeps.md.", min=1)
+    ] = 1
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints of a run.", min=0)] = 10.0
     width: Annotated[int | None, typer.Option(help="Lanes of a pool; fixed when a sweep begins.", min=1)] = None
     precision: Annotated[
@@ -110,12 +113,13 @@ def play(chosen: Sweep, out: Path, options: Options) -> None:
     say = _silent if options.as_json else _say
     folder = SweepFolder(out, chosen)
     trackers.check(options.track or ())
+    _refuse_several(options)
     if options.dry_run:
         _show(folder, say, as_json=options.as_json)
         return
     with ExitStack() as stack:
         stack.enter_context(_stoppable(out))
-        stack.enter_context(locked(out))
+        held = stack.enter_context(locked(out))
         folder.open(engine=_engine(folder, options), width=options.width)
         if options.retry:
             for point in chosen.points:
@@ -127,12 +131,12 @@ def play(chosen: Sweep, out: Path, options: Options) -> None:
         else:
             machine = "a Ray cluster" if options.engine == "ray" else session.machine(options.device)
             with folder.session(session.begun(sys.argv[1:], machine)):
-                _play(folder, options, until, say)
+                _play(folder, options, until, say, held=held)
         folder.save()  # its metrics are known now
     _end(folder, say, as_json=options.as_json)
 
 
-def _play(folder: SweepFolder, options: Options, until: float | None, say: Callable[[str], None]) -> None:
+def _play(folder: SweepFolder, options: Options, until: float | None, say: Callable[[str], None], *, held: int) -> None:
     from ..engines.profile import Profile
     from . import trackers
     from .sweep_clock import words
@@ -144,7 +148,9 @@ def _play(folder: SweepFolder, options: Options, until: float | None, say: Calla
     player.precision, player.profile = options.precision, Profile() if options.profile and not ray else None
     points = folder.unfinished()
     per_round: dict[str, float] = {}
-    if not options.no_calibration and not ray:
+    if options.processes > 1:
+        say(f"{options.processes} processes, so there is no calibration and no expected time.")
+    elif not options.no_calibration and not ray:
         say("Calibrating ...")
         per_round = player.calibrate(points)
         board = Board(folder, folder.statuses(), per_round)
@@ -163,10 +169,26 @@ def _play(folder: SweepFolder, options: Options, until: float | None, say: Calla
 
             with redirect_stdout(sys.stderr):  # where Ray's own messages belong; the view has its stream already
                 play_on_cluster(player, points)
+        elif options.processes > 1:
+            from .sweep_processes import play_in_processes
+
+            play_in_processes(player, points, processes=options.processes, held=held)
         else:
             player.play(points)
     for line in player.profile.lines() if player.profile is not None else ():
         say(line)
+
+
+def _refuse_several(options: Options) -> None:
+    """Several processes do not go together with everything."""
+    from ..errors import FedeveError, Words
+
+    if options.processes > 1 and options.engine == "ray":
+        got = Words(f"--processes {options.processes} --engine ray")
+        raise FedeveError("a cluster decides itself how many processes play", got=got, do="leave one of the two out")
+    if options.processes > 1 and options.profile:
+        got = Words(f"--processes {options.processes} --profile")
+        raise FedeveError("a profile is of one process", got=got, do="leave one of the two out")
 
 
 def _usable(budget: float, num_runs: int) -> float:

@@ -69,6 +69,8 @@ class Player:
     precision: str = "float32"
     profile: Profile | None = None
     """Filled with where the time went, where one is given."""
+    cores: int | None = None
+    """On a CPU, for the lanes of a pool; all of them unless set."""
     preparing_took: float = 0.0
     works: dict[tuple[Any, ...], Work] = field(default_factory=dict)
 
@@ -160,7 +162,9 @@ class Player:
 
     def _width(self, points: list[Point]) -> int | None:
         """On a GPU the last bits depend on it, so it is kept with the sweep; on a CPU it is the number of cores."""
-        return self.folder.widths[points[0].shares] if choose_device(self.device).type == "cuda" else None
+        if choose_device(self.device).type == "cuda":
+            return self.folder.widths[points[0].shares]
+        return None if self.cores is None else min(self.cores, sum(int(point.config["cohort"]) for point in points))
 
     def work(self, run: Run) -> Work:
         """A run's work, counted once for all methods that have the same cohorts."""

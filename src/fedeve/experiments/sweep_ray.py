@@ -8,18 +8,13 @@ its batch back: whoever takes it goes on from the checkpoints.
 from __future__ import annotations
 
 import os
-import socket
 import time
-from collections import deque
-from pathlib import Path
 from typing import Any
 
-from ..errors import FedeveError, Words
-from . import config as configs
-from .manifest import SWEEP
-from .sweep import Point, Sweep
-from .sweep_folder import SweepFolder
-from .sweep_play import TOGETHER, Event, Player, batches
+from ..errors import FedeveError
+from .sweep import Point
+from .sweep_play import Event, Player
+from .sweep_worker import Table, Waiting, Worker, order, work
 
 _DEATHS = 3  # of workers with the same runs, before those runs count as the cause
 _PASSED_ON = ("FEDEVE_DATA", "FEDEVE_CACHE")
@@ -42,9 +37,8 @@ def play_on_cluster(player: Player, points: list[Point]) -> None:
     gpus = _num_gpus(player.device)
     num_workers = gpus or max(1, int(ray.cluster_resources().get("CPU", 1)) // player.threads)
     num_workers = min(num_workers, len(points))
-    share = min(TOGETHER, -(-len(points) // num_workers))
-    crew = _Crew(player, queue, gpu=bool(gpus))
-    crew.waiting.extend(batches(points, engine=player.folder.engine, together=share))
+    waiting = Waiting(player, points, num_workers=num_workers, deaths=_DEATHS)
+    crew = _Crew(player, waiting, queue, gpu=bool(gpus))
     try:
         for _ in range(num_workers):
             crew.hire()
@@ -54,29 +48,23 @@ def play_on_cluster(player: Player, points: list[Point]) -> None:
 
 
 class _Crew:
-    """The workers, what each of them is doing, and the batches that wait."""
+    """The workers, and what each of them is doing."""
 
-    def __init__(self, player: Player, queue: Any, *, gpu: bool) -> None:
-        self.player, self.queue = player, queue
+    def __init__(self, player: Player, waiting: Waiting, queue: Any, *, gpu: bool) -> None:
+        self.player, self.waiting, self.queue = player, waiting, queue
         resources = {"num_gpus": 1} if gpu else {"num_cpus": player.threads}
-        self.make = _ray().remote(**resources)(Worker)
-        self.waiting: deque[list[Point]] = deque()
+        self.make = _ray().remote(**resources)(RayWorker)
         self.busy: dict[Any, tuple[Any, list[Point]]] = {}
         """A promise, the worker who gave it, and its batch; an empty one while the worker gets ready."""
-        self.deaths: dict[str, int] = {}
 
     def hire(self) -> None:
-        folder, player = self.player.folder, self.player
-        about = {"title": folder.sweep.title, "engine": folder.engine, "widths": folder.widths}
-        options = {"device": player.device, "threads": player.threads, "checkpoint_every": player.checkpoint_every}
-        options["precision"] = player.precision
-        worker = self.make.remote(str(folder.out.resolve()), about, options, self.queue)
+        worker = self.make.remote(order(self.player), self.queue)
         self.busy[worker.ready.remote()] = (worker, [])
 
     def work(self) -> None:
         """Until every batch is done, or the time is up and every worker has stopped."""
         ray = _ray()
-        while self.waiting or any(batch for _, batch in self.busy.values()):
+        while self.waiting.batches or any(batch for _, batch in self.busy.values()):
             self._listen()
             done, _ = ray.wait(list(self.busy), timeout=0.2)
             for promise in done:
@@ -84,40 +72,16 @@ class _Crew:
                 try:
                     ray.get(promise)
                 except ray.exceptions.RayActorError as error:
-                    self._bury(batch, error)
+                    self.waiting.died(batch, " ".join(str(error).split())[:200])
                     self.hire()
                     continue
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause if isinstance(error.cause, FedeveError) else error from None
-                if self.waiting and self.player.has_time():
-                    self._give(worker, self.waiting.popleft())
+                if batch := self.waiting.take():
+                    self.busy[worker.play.remote(work(self.player, batch))] = (worker, batch)
             if not self.player.has_time():
-                self.waiting.clear()
+                self.waiting.batches.clear()
         self._listen()
-
-    def _give(self, worker: Any, batch: list[Point]) -> None:
-        cells = [(point.config, point.row, point.column) for point in batch]
-        left = None if self.player.until is None else self.player.until - time.monotonic()
-        self.busy[worker.play.remote(cells, left)] = (worker, batch)
-
-    def _bury(self, batch: list[Point], error: Exception) -> None:
-        """A worker died: its batch goes back to the queue, unless workers die of it."""
-        key = batch[0].name if batch else ""
-        self.deaths[key] = self.deaths.get(key, 0) + 1
-        if not batch:
-            if self.deaths[key] >= _DEATHS:
-                why = Words(str(error).strip().splitlines()[-1])
-                raise FedeveError("workers of the cluster die before they begin", got=why, do="mend that first")
-        elif self.deaths[key] < _DEATHS:
-            self.waiting.appendleft(batch)
-        elif len(batch) > 1:
-            half = len(batch) // 2
-            self.deaths[key] = 0
-            self.waiting.extendleft([batch[half:], batch[:half]])
-        else:
-            reason = f"{_DEATHS} workers died of it: {' '.join(str(error).split())[:200]}"
-            self.player.folder.fail(batch[0], reason)
-            self.player.tell({"event": "failed", "run": key, "reason": reason})
 
     def _listen(self) -> None:
         while not self.queue.empty():
@@ -130,23 +94,18 @@ class _Crew:
         self.queue.shutdown()
 
 
-class Worker:
-    """A process of the cluster that plays batches of runs into the shared folder."""
+class RayWorker:
+    """A process of the cluster."""
 
-    def __init__(self, out: str, about: dict[str, Any], options: dict[str, Any], queue: Any) -> None:
-        if not (Path(out) / SWEEP).exists():
-            where = Words(f"{out} on {socket.gethostname()}")
-            raise FedeveError("a worker does not see the sweep's folder", got=where, do="use storage that all share")
+    def __init__(self, order: Table, queue: Any) -> None:
         self.queue, self.told_at = queue, 0.0
-        folder = SweepFolder(Path(out), Sweep(about["title"], []), about["engine"], about["widths"])
-        self.player = Player(folder, self.tell, **options)
+        self.worker = Worker(order, self.tell)
 
     def ready(self) -> int:
         return os.getpid()
 
-    def play(self, cells: list[tuple[dict[str, Any], str, str]], seconds_left: float | None) -> None:
-        self.player.until = None if seconds_left is None else time.monotonic() + seconds_left
-        self.player.play([Point(configs.check(config), row, column) for config, row, column in cells])
+    def play(self, work: Table) -> None:
+        self.worker.play(work)
 
     def tell(self, event: Event) -> None:
         now = time.monotonic()
