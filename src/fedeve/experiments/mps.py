@@ -43,8 +43,8 @@ def sharing() -> Iterator[Environment]:
         yield {}
         return
     _clear_up()
-    place = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    with locked(place):
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name, locked(Path(name)):
+        place = Path(name)
         try:
             problem = _start(place)
             if problem:
@@ -70,7 +70,6 @@ def _start(place: Path) -> str:
 def _end(place: Path) -> None:
     with suppress(OSError, subprocess.SubprocessError):  # where none was started there is nobody to tell
         _run(place, says="quit\n", seconds=10)
-    shutil.rmtree(place, ignore_errors=True)
 
 
 def _run(place: Path, *arguments: str, says: str = "", seconds: float) -> tuple[int, str]:
@@ -82,6 +81,7 @@ def _run(place: Path, *arguments: str, says: str = "", seconds: float) -> tuple[
             stdout=said,
             stderr=said,
             text=True,
+            start_new_session=True,  # a terminal's Ctrl-C is not the daemon's: processes still checkpoint
             timeout=seconds,
             check=False,
             env={**os.environ, **_variables(place)},
@@ -95,6 +95,7 @@ def _clear_up() -> None:
     for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(FedeveError), locked(place):
             _end(place)
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _warn(why: str) -> None:

@@ -31,8 +31,11 @@ _STOPS = {signal.SIGINT, signal.SIGTERM}
 
 
 def play_in_processes(player: Player, points: list[Point], *, processes: int, held: int) -> None:
-    """Play points by so many processes. `held` is the sweep folder's lock, which every process holds, too: after a
-    kill of the parent nobody else begins before they have stopped."""
+    """Play points by so many processes, telling the player's listener what they tell.
+
+    `held` is the lock of the sweep's folder. Every process holds it, too, so that after a kill of this one nobody
+    else begins before they have stopped.
+    """
     waiting = Waiting(player, points, num_workers=processes, deaths=_DEATHS)
     num_workers = min(processes, len(waiting.batches))
     player.cores = max(1, len(os.sched_getaffinity(0)) // num_workers)
@@ -135,7 +138,7 @@ class _Crew:
         self.processes.remove(process)
         code = process.end()
         if died:
-            fate = f"its {len(process.batch)} runs go on from their checkpoints" if process.batch else "it had no runs"
+            fate = f"its {len(process.batch)} runs go on from their checkpoints" if process.batch else "it had none"
             print(f"fedeve: process {process.popen.pid} died with exit code {code}; {fate}", file=sys.stderr)
             self.waiting.died(process.batch, f"process died with exit code {code}")
             if self.waiting.batches and self.player.has_time():

@@ -75,16 +75,18 @@ class Waiting:
         """A worker died: its batch comes back and goes on from its checkpoints, unless workers die of it."""
         key = batch[0].name if batch else ""
         self.deaths[key] = self.deaths.get(key, 0) + 1
+        if not batch and self.deaths[key] > self.limit:
+            raise FedeveError("processes die before they begin", got=Words(why), do="mend that first")
+        batch = [point for point in batch if self.player.folder.status(point).state in ("waiting", "begun")]
         if not batch:
-            if self.deaths[key] > self.limit:
-                raise FedeveError("processes die before they begin", got=Words(why), do="mend that first")
-        elif self.deaths[key] < self.limit:
+            return
+        if self.deaths[key] < self.limit:
             self.batches.appendleft(batch)
         elif len(batch) > 1:
             half = len(batch) // 2
-            self.deaths[key] = 0
+            self.deaths[batch[0].name] = self.deaths[batch[half].name] = 0
             self.batches.extendleft([batch[half:], batch[:half]])
         else:
             reason = f"{self.limit} processes died of it: {why}"
             self.player.folder.fail(batch[0], reason)
-            self.player.tell({"event": "failed", "run": key, "reason": reason})
+            self.player.tell({"event": "failed", "run": batch[0].name, "reason": reason})
