@@ -24,7 +24,7 @@ from fedeve.experiments.sweep_worker import Waiting
 from fedeve.lock import locked
 
 LONG = SWEEP.replace("rounds = 30", "rounds = 120")
-FEW = SWEEP.replace("rounds = 30", "rounds = 80").replace("data.alpha = [1, 0.1]", "data.alpha = [0.1]")
+FEW = SWEEP.replace("rounds = 30", "rounds = 50").replace("data.alpha = [1, 0.1]", "data.alpha = [0.1]")
 SHORT = ("--set", "rounds=5")
 OFTEN = ("--no-calibration", "--checkpoint-every", "0.2")
 DEADLINE = 60.0
@@ -73,7 +73,7 @@ def test_stopped_by_a_budget_and_a_process_killed_the_records_are_those_of_one(t
     begun = time.monotonic()
     ended = fedeve("sweep", config, "--out", out, "--processes", 2, *OFTEN, "--budget", "3s")
     assert ended.returncode == 3 and not ended.stderr, ended
-    assert time.monotonic() - begun < 10  # on a busy machine a process may take seconds to begin
+    assert time.monotonic() - begun < 5
     process = start(config, out, "--json")
     victim = min(at_work(out, process.pid))
     os.kill(victim, signal.SIGKILL)

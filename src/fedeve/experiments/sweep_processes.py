@@ -111,13 +111,27 @@ class _Crew:
     def work(self) -> None:
         """Until every batch is done, or the time is up, and every process has ended."""
         while self.processes:
-            for key, _ in self.selector.select():
+            for key, _ in self.selector.select(self._seconds_left()):
                 process: _Process = key.data
                 events = process.hear()
                 for event in events or ():
                     self._take_in(process, event)
                 if events is None:
                     self._bury(process)
+            if not self.player.has_time():
+                self._spare()
+
+    def _seconds_left(self) -> float | None:
+        """None where there is no end, or it has passed and those who play are about to stop."""
+        left = None if self.player.until is None else self.player.until - time.monotonic()
+        return left if left is None or left > 0 else None
+
+    def _spare(self) -> None:
+        """End those who are still getting ready when the time is up; they hold nothing."""
+        for process in self.processes:
+            if not process.batch and not process.at_home:
+                process.popen.kill()
+                process.send_home()
 
     def _take_in(self, process: _Process, event: Event) -> None:
         if event["event"] == "error":
