@@ -61,7 +61,7 @@ def test_what_a_killed_sweep_left_is_ended_by_the_next(log: Path) -> None:
     with mps.sharing() as first, mps.sharing() as second:
         assert not left.exists()
         assert first != second and Path(first["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()  # that one is at work
-    assert calls(log)[0] == ["quit", str(left)]
+    assert calls(log)[0] == ["quit", str(left / "pipe")]
 
 
 def test_without_the_program_or_where_it_fails_the_user_is_told_once(

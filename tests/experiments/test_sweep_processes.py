@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -71,16 +72,22 @@ def whole(folder: Path, config: Path, *options: object) -> Path:
 def test_stopped_by_a_budget_and_a_process_killed_the_records_are_those_of_one(tmp_path: Path) -> None:
     config, out = write(tmp_path, LONG), tmp_path / "out"
     begun = time.monotonic()
-    ended = fedeve("sweep", config, "--out", out, "--processes", 2, *OFTEN, "--budget", "3s")
+    ended = fedeve("sweep", config, "--out", out, "--processes", 2, *OFTEN, "--budget", "2s")
     assert ended.returncode == 3 and not ended.stderr, ended
     assert time.monotonic() - begun < 5
-    process = start(config, out, "--json")
-    victim = min(at_work(out, process.pid))
-    os.kill(victim, signal.SIGKILL)
-    output, errors = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 0, errors
-    assert f"process {victim} died with exit code -9; its 4 runs go on" in errors
-    events = [json.loads(line) for line in output.splitlines()]
+    victims: list[int] = []
+
+    def kill_one() -> None:
+        victims.append(min(at_work(out, os.getpid())))
+        os.kill(victims[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    ended = fedeve("sweep", config, "--out", out, "--processes", 2, *OFTEN, "--json")
+    killer.join()
+    assert ended.returncode == 0, ended.stderr
+    assert f"process {victims[0]} died with exit code -9; its 4 runs go on" in ended.stderr
+    events = [json.loads(line) for line in ended.stdout.splitlines()]
     assert events[-1]["finished"] == 8 and events[-1]["failed"] == 0
     assert "--processes 2" in read_manifest(out)["sessions"][-1]["command"]
     assert_same_runs(out, whole(tmp_path, config))
@@ -161,10 +168,11 @@ def test_on_a_gpu_the_processes_are_served_by_mps(tmp_path: Path, monkeypatch: p
         folder.open(engine="lanes")
         play_in_processes(Player(folder, tell), folder.sweep.points, processes=2, held=held)
     assert {status.state for status in folder.statuses()} == {"finished"}
-    (first, second), (place,) = log.read_text().splitlines(), seen
-    place = place.partition("=")[2]
-    assert first.split() == ["-d", place, place] and second.split() == ["quit", place, place]
-    assert not Path(place).exists()
+    (first, second), (variable,) = log.read_text().splitlines(), seen
+    place = Path(variable.partition("=")[2]).parent
+    served = [str(place / "pipe"), str(place / "log")]
+    assert first.split() == ["-d", *served] and second.split() == ["quit", *served]
+    assert not place.exists()
     monkeypatch.undo()
     assert_same_runs(folder.out, whole(tmp_path, write(tmp_path), *SHORT))
 

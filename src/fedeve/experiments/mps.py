@@ -55,12 +55,14 @@ def sharing() -> Iterator[Environment]:
 
 
 def _variables(place: Path) -> Environment:
-    return {_PIPE: str(place), _LOG: str(place)}
+    return {_PIPE: str(place / "pipe"), _LOG: str(place / "log")}
 
 
 def _start(place: Path) -> str:
     """Start a daemon; why it could not be, if it could not."""
     try:
+        for folder in _variables(place).values():
+            Path(folder).mkdir()
         code, words = _run(place, "-d", seconds=20)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
