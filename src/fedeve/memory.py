@@ -52,6 +52,11 @@ class Memory:
     def __len__(self) -> int:
         return len(self._slots)
 
+    @property
+    def nbytes(self) -> int:
+        """The size of what is remembered."""
+        return sum(len(self) * vectors.shape[-1] * vectors.element_size() for vectors in self._vectors.values())
+
     def get(self, client: int) -> dict[str, Tensor]:
         """What a client remembers."""
         return {name: vectors[0] for name, vectors in self.gather([client]).items()}

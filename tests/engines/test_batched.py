@@ -100,8 +100,9 @@ def test_gradients_in_bfloat16_are_as_near_those_of_float64_as_pytorchs_own() ->
     torch.manual_seed(0)
     first = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(2, 32), nn.ReLU())
     second = nn.Sequential(nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.GroupNorm(2, 64), nn.ReLU())
-    model = nn.Sequential(first, second, nn.Flatten(), nn.Linear(64 * 25, 5)).to(DEVICE)
+    model = nn.Sequential(first, second, nn.Flatten(), nn.Linear(64 * 25, 5))
     params, x = lanes_of(model), images().to(DEVICE)
+    model.to(DEVICE)
 
     def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(model, params, (x,)).float().pow(3).mean()

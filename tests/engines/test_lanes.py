@@ -316,6 +316,24 @@ def test_a_lane_of_a_larger_batch_takes_more_memory() -> None:
     assert 10 * 8 * layout.num_params < small < large
 
 
+def test_where_a_gpu_was_used_before_a_cpu_s_lanes_are_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes forked from such a one could take no gradients; the numbers are the same."""
+    run = some_run(rounds=2)
+    apart = simulate(run, engine="lanes", device="cpu", width=2)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(os, "fork", None)
+    assert torch.equal(simulate(run, engine="lanes", device="cpu", width=2).params, apart.params)
+
+
+def test_lack_of_memory_is_not_taken_for_a_model_that_does_not_fit() -> None:
+    class Hungry(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        simulate(some_run(model=Hungry(6, 3)))
+
+
 def test_lack_of_memory_halves_the_width_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third step of a pool of more than two lanes finds no memory: the rounds under way are done again."""
     from fedeve.engines.pool import Batch

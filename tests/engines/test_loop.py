@@ -305,10 +305,27 @@ def test_checkpoints_that_take_long_are_written_seldom(small_run: Any, tmp_path:
     runs = [small_run(seed=seed) for seed in range(10)]
     engine = make_engine("reference", runs, torch.device("cpu"))
     book = Book(engine, 0, Store(tmp_path, runs[0].identity()), resume=False, every=0.01)
-    book.saving_takes, book.saved_at = 1.0, time.monotonic() - 20
+    book.seconds_per_byte, book.saved_at = 1.0 / book.position.state.params.nbytes, time.monotonic() - 20
     assert not book._is_due()
-    book.saved_at = time.monotonic() - 201
+    book.saved_at = time.monotonic() - 20 * 10 * (book.saving_takes + 0.1)
     assert book._is_due()
+
+
+def test_what_clients_remember_counts_in_the_time_a_checkpoint_takes(small_run: Any, tmp_path: Path) -> None:
+    """A budget must end early enough for it: SCAFFOLD's vectors are hundreds of times the model."""
+    from fedeve.engines.loop import Book, Deadline, make_engine
+
+    run = small_run(method=all_methods()["scaffold"]())
+    engine = make_engine("reference", [run], torch.device("cpu"))
+    book = Book(engine, 0, Store(tmp_path, run.identity()), resume=False, every=1e9)
+    book.seconds_per_byte = 1e-3
+    before = book.saving_takes
+    book.memory.put({client: {"control": engine.starts[0]} for client in range(100)})
+    assert book.saving_takes == pytest.approx(before + 100 * 1e-3 * engine.starts[0].nbytes)
+    assert not Deadline(time.monotonic() + 2 * book.saving_takes, [book]).is_near()
+    assert Deadline(time.monotonic() + book.saving_takes / 2, [book]).is_near()
+    book.save()
+    assert book.seconds_per_byte < 1e-3  # measured
 
 
 def test_the_watcher_sees_every_round_and_every_evaluation(small_run: Any) -> None:

@@ -125,7 +125,12 @@ class Lanes:
             data = self.data(run)
             return Batch(model, layout, data, run.local, run.data.task, width, precision=self.precision)
         trainer = Trainer(run, model, layout)
-        return Inline(trainer) if width == 1 else Workers(trainer, layout, DTYPES[run.dtype], width)
+        # A process that has used a GPU cannot fork others that take gradients.
+        return (
+            Inline(trainer)
+            if width == 1 or torch.cuda.is_initialized()
+            else Workers(trainer, layout, DTYPES[run.dtype], width)
+        )
 
     def _play(self, at: dict[int, Position], memories: list[Memory], width: int) -> Iterator[tuple[int, Turn]]:
         """Play these runs in one pool; `at` follows them, and who has ended leaves it."""

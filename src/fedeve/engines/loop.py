@@ -224,7 +224,7 @@ class Book:
         self.engine, self.number, self.run, self.store = engine, number, engine.runs[number], store
         self.every, self.saved_at, self.saved_rounds = every, time.monotonic(), -1
         start = engine.starts[number]
-        self.saving_takes = 0.02 + 20 * start.nbytes / 1e9  # a guess, until a checkpoint was written
+        self.seconds_per_byte = 7e-9  # a guess, until a checkpoint was written
         self.memory = Memory(self.run.method.remembers, like=start)
         self.position = Position(0, self.run.server.init(start, num_clients=self.run.data.num_clients))
         if store is not None and (resume is True or (resume == "auto" and store.is_begun)):
@@ -253,6 +253,15 @@ class Book:
             self.save()
         return Progress(self.run, turn.num_rounds, turn.facts, line, self.number, self.engine.profile.occupancy)
 
+    @property
+    def saving_takes(self) -> float:
+        """Seconds that a checkpoint takes; what clients remember may be most of it."""
+        return 0.02 + self.seconds_per_byte * self._size
+
+    @property
+    def _size(self) -> int:
+        return sum(tensor.nbytes for tensor in self.position.state) + self.memory.nbytes
+
     def _is_due(self) -> bool:
         # The checkpoints of all runs together take at most a twentieth of the time, however large they are.
         seldom = 20 * self.saving_takes * len(self.engine.runs) if self.every else 0.0
@@ -268,7 +277,7 @@ class Book:
             self.memory.clear()
         self.store.save(self.position, self.memory)
         self.saved_at, self.saved_rounds = time.monotonic(), self.position.num_rounds
-        self.saving_takes = self.saved_at - begun
+        self.seconds_per_byte = (self.saved_at - begun) / self._size
 
 
 class Deadline:

@@ -145,6 +145,8 @@ def refuse_misfit(model: nn.Module, data: FederatedData, dtype: torch.dtype, dev
     try:
         model.eval()
         num_outputs = model(data.inputs(data.x[:2], dtype).to(device)).shape[-1]
+    except torch.OutOfMemoryError:
+        raise  # which says nothing about the model
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         found = Words(f"inputs of shape {data.input_shape}: {str(error).splitlines()[0]}")
         raise FedeveError("the model cannot read this data", got=found, do="use a model for such inputs") from error
