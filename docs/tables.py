@@ -83,6 +83,8 @@ BLOCKS = {
     "table2 lr 0.01": lambda: ranking("MovieLens-1M, lr 0.01"),
     "table2 lr 0.001": lambda: ranking("MovieLens-1M, lr 0.001"),
     "table1 cifar100": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", with_printed=True),
+    "table1 cifar100 in 500": lambda: accuracies("table1-cifar100-500", prefix="CIFAR-100 in 500 clients, "),
+    "table1 glyphs full": lambda: accuracies("table1-glyphs-full", prefix="glyphs in place of FEMNIST, "),
     "table1 glyphs": lambda: accuracies("table1-glyphs", prefix="glyphs in place of FEMNIST, "),
     "table3 glyphs": lambda: accuracies("table3-glyphs", prefix="glyphs in place of FEMNIST, "),
     "table1 mnist": lambda: accuracies("table1-mnist", prefix="mnist in place of FEMNIST, "),
