@@ -316,6 +316,15 @@ def test_a_lane_of_a_larger_batch_takes_more_memory() -> None:
     assert 10 * 8 * layout.num_params < small < large
 
 
+def test_models_of_few_channels_are_told_by_all_their_convolutions() -> None:
+    pytest.importorskip("triton", reason="hand-batched layers need Triton")
+    from fedeve.engines.lanes import _has_few_channels
+    from fedeve.models import create
+
+    found = {name: _has_few_channels(create(name, (28, 28), 62)) for name in ("lenet5", "cnn", "linear")}
+    assert found == {"lenet5": True, "cnn": False, "linear": False}
+
+
 def test_where_a_gpu_was_used_before_a_cpu_s_lanes_are_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes forked from such a one could take no gradients; the numbers are the same."""
     run = some_run(rounds=2)

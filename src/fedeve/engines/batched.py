@@ -35,7 +35,7 @@ _PIECE = 512  # inputs of a linear layer that are summed in one matrix product
 
 
 class Batched(TorchFunctionMode):
-    """A mode for calls of a module under `torch.func.vmap`; `precision` is that of convolutions."""
+    """A mode for calls of a module under `torch.func.vmap`; convolutions have `precision`, a run's or Triton's."""
 
     def __init__(self, precision: str) -> None:
         super().__init__()
@@ -44,6 +44,7 @@ class Batched(TorchFunctionMode):
         from .norm import group_norm
         from .pooling import max_pool2d
 
+        precision = "tf32x3" if precision == "float32" else precision
         self.ours: dict[Any, Any] = {
             torch.conv2d: lambda *args, **named: conv2d(*args, **named, precision=precision),
             torch.nn.functional.max_pool2d: max_pool2d,

@@ -125,12 +125,9 @@ class Lanes:
             data = self.data(run)
             return Batch(model, layout, data, run.local, run.data.task, width, precision=self.precision)
         trainer = Trainer(run, model, layout)
-        # A process that has used a GPU cannot fork others that take gradients.
-        return (
-            Inline(trainer)
-            if width == 1 or torch.cuda.is_initialized()
-            else Workers(trainer, layout, DTYPES[run.dtype], width)
-        )
+        if width == 1 or torch.cuda.is_initialized():  # who has used a GPU cannot fork others that take gradients
+            return Inline(trainer)
+        return Workers(trainer, layout, DTYPES[run.dtype], width)
 
     def _play(self, at: dict[int, Position], memories: list[Memory], width: int) -> Iterator[tuple[int, Turn]]:
         """Play these runs in one pool; `at` follows them, and who has ended leaves it."""
@@ -215,7 +212,7 @@ class Lanes:
         by_hand = AVAILABLE and x.is_cuda and params.dtype == torch.float32
         if not by_hand or not (self.precision == "bf16" or _has_few_channels(model)):
             return torch.func.functional_call(model, layout.unflatten(params), (x,))
-        with Batched(self.precision if self.precision != "float32" else "tf32x3"):
+        with Batched(self.precision):
             lane = torch.func.vmap(lambda p, x: torch.func.functional_call(model, layout.unflatten(p), (x,)))
             return lane(params[None], x[None])[0]
 

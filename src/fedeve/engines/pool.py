@@ -128,7 +128,7 @@ class Batch:
         self.gradients = torch.func.vmap(torch.func.grad(self._loss))
         self.by_hand = AVAILABLE and device.type == "cuda" and dtype == torch.float32
         if self.by_hand:
-            self.layers = Batched("tf32x3" if precision == "float32" else precision)
+            self.layers = Batched(precision)
         self.plain = is_plain(work, work.optimizer)
         self._replay: Callable[[], None] | None = None
         self._plans: dict[int, Indices] = {}
