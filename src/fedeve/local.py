@@ -54,6 +54,13 @@ def plan(work: LocalWork, num_examples: int, *, seed: int, round: int, client: i
     return rows.reshape(epochs * per_epoch, work.batch)[: work.steps]
 
 
+def num_steps(work: LocalWork, sizes: Indices) -> Indices:
+    """How many batches clients with so many examples have in a round."""
+    if work.steps is not None:
+        return np.where(sizes > 0, work.steps, 0)
+    return -(-sizes // work.batch) * work.epochs
+
+
 class Walk(NamedTuple):
     """A client under way: its `params` [..., D], the optimiser's moments, and the steps taken."""
 

@@ -67,9 +67,9 @@ def assert_close(ours: Record, theirs: Record, tolerance: float) -> None:
         assert ours.metric(metric) == pytest.approx(theirs.metric(metric), rel=100 * tolerance)
 
 
-def in_rows(run: Run) -> Record:
+def in_rows(run: Run, width: int | None = None) -> Record:
     """The pool of a GPU on a CPU: lanes are rows of one batch."""
-    engine = Lanes([run], torch.device("cpu"), batched=True)
+    engine = Lanes([run], torch.device("cpu"), batched=True, width=width)
     book = Book(engine, 0, None, resume=False, every=1e9)
     _play(engine, [book], None)
     return book.record
@@ -299,13 +299,16 @@ def test_profiles_say_where_the_time_went() -> None:
     assert f"{about['client_steps']:,} client-steps" in profile.lines()[0]
 
 
-def test_the_width_follows_cohorts_memory_and_what_is_asked() -> None:
+def test_the_width_follows_cohorts_memory_and_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     def planned(**options: Any) -> int:
-        runs = [some_run(cohort=6), some_run(cohort=5)]
+        runs = [some_run(cohort=6, local=work), some_run(cohort=5, local=work)]
         return Lanes(runs, torch.device("cpu"), batched=True, **options)._planned([0, 1])
 
+    work = LocalWork(steps=4, batch=8)
     assert planned() == 11
     assert planned(width=3) == 3
+    monkeypatch.setattr("fedeve.engines.lanes.free_on", lambda _: 1e5)
+    assert 1 <= planned() < 11
 
 
 def test_a_lane_of_a_larger_batch_takes_more_memory() -> None:
@@ -358,7 +361,7 @@ def test_lack_of_memory_halves_the_width_and_changes_nothing(monkeypatch: pytest
     monkeypatch.setattr(Batch, "_step", scarce)
     run = some_run(method=Scaffold())
     with pytest.warns(UserWarning, match="out of memory; going on with [34] lanes|going on with [12] lanes"):
-        ours = in_rows(run)
+        ours = in_rows(run, width=6)
     assert set(steps) == {6, 3, 1}
     assert_close(ours, simulate(run, engine="reference"), 1e-9)
 

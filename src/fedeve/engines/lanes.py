@@ -35,6 +35,7 @@ from .reference import gradient, refuse_misfit
 from .seat import Part, Seat
 from .server import Server
 from .turn import Turn
+from .width import useful
 from .workers import Inline, Workers
 
 MOST_LANES = 512  # more of them do not make a GPU faster
@@ -110,14 +111,15 @@ class Lanes:
                         torch.cuda.empty_cache()
 
     def _planned(self, numbers: list[int]) -> int:
-        """How many lanes: no more than clients at a time, than the memory has room for, than make sense."""
+        """How many lanes: no more than are of use, than the memory has room for, than make sense."""
         if self.width is not None:
             return self.width
-        run, clients = self.runs[numbers[0]], sum(self.runs[number].cohort for number in numbers)
+        run, runs = self.runs[numbers[0]], [self.runs[number] for number in numbers]
         if not self.batched:
+            clients = sum(run.cohort for run in runs)
             return min(clients, len(os.sched_getaffinity(0))) if hasattr(os, "fork") else 1
         size = bytes_per_lane(self.models[numbers[0]], self.layouts[numbers[0]], self.data(run), run.local)
-        return max(1, min(clients, MOST_LANES, int(_SHARE * free_on(self.device)) // size))
+        return max(1, min(useful(runs), MOST_LANES, int(_SHARE * free_on(self.device)) // size))
 
     def _pool(self, number: int, width: int) -> Pool:
         run, model, layout = self.runs[number], self.models[number].train(), self.layouts[number]
@@ -168,7 +170,7 @@ class Lanes:
             pool.close()
 
     def _fill(self, pool: Pool, lanes: dict[int, tuple[Seat, Part, int]], seats: list[Seat]) -> None:
-        """Seat waiting clients in free lanes: of the least advanced runs first, each run's in cohort order.
+        """Seat waiting clients in free lanes: of the least advanced runs first, each run's largest first.
 
         A run's clients stay together, so that some runs are done while others train and no server is awaited.
         """

@@ -135,11 +135,12 @@ class Seat:
             part = Part(self.run, clients, sizes, self.sent, self.memory.gather(clients))
             part.missing -= sizes.count(0)
             self.parts.append(part)
-            self.waiting.extend((part, place) for place, size in enumerate(sizes) if size)
+            longest_first = sorted(range(len(sizes)), key=lambda place: -sizes[place])  # a round waits for the longest
+            self.waiting.extend((part, place) for place in longest_first if sizes[place])
             self._fold()
 
     def take(self) -> tuple[Part, int, Indices]:
-        """The next client who waits, in cohort order, and its batches."""
+        """The next client who waits, the largest of its part, and its batches."""
         part, place = self.waiting.popleft()
         client = part.clients[place]
         plan = self.plans.get(client)

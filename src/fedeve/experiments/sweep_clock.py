@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import local
 from ..engines.loop import _steady, make_engine
 from ..errors import FedeveError
 from ..memory import Memory
@@ -29,13 +30,11 @@ class Work(NamedTuple):
 
 def work(run: Run) -> Work:
     """The work in a run, from its cohorts; nothing is trained."""
-    sizes, local = run.data.sizes, run.local
-    per_epoch = -(-sizes // local.batch)
-    steps, examples = per_epoch * local.epochs, sizes * local.epochs
-    if local.steps is not None:
-        whole, rest = np.divmod(local.steps, np.maximum(per_epoch, 1))
-        steps = np.where(sizes > 0, local.steps, 0)
-        examples = whole * sizes + np.minimum(rest * local.batch, sizes)
+    sizes, work = run.data.sizes, run.local
+    steps, examples = local.num_steps(work, sizes), sizes * work.epochs
+    if work.steps is not None:
+        whole, rest = np.divmod(work.steps, np.maximum(-(-sizes // work.batch), 1))
+        examples = whole * sizes + np.minimum(rest * work.batch, sizes)
     counts = np.zeros((2, run.rounds + 1), dtype=np.int64)
     for round in range(run.rounds):
         cohort = run.cohort_of(round)

@@ -36,8 +36,6 @@ from .manifest import (
 )  # fmt: skip
 from .sweep import Point, Sweep, portable
 
-WIDEST = 256  # lanes, unless a sweep says otherwise
-
 
 @dataclass(frozen=True)
 class Status:
@@ -138,9 +136,9 @@ class SweepFolder:
             self._refuse_other_engine(found, engine)
             self.widths = dict(found.get("widths", {}))
             self.sessions = list(found.get("sessions", ()))
-        for shared, cohorts in _cohorts(self.sweep.points).items():
-            before = self.widths.setdefault(shared, width or min(WIDEST, cohorts))
-            if width not in (None, before):
+        for shared in {point.shares for point in self.sweep.points}:
+            if width is not None and self.widths.setdefault(shared, width) != width:
+                before = self.widths[shared]
                 raise FedeveError("this sweep was begun with another width", got=width, do=f"leave it at {before}")
         self.save()
 
@@ -234,13 +232,6 @@ def _of_point(path: Path, point: Point) -> Record:
 def _best(record: Record) -> dict[str, float]:
     values = {name: record.metric(name) for name in record.metrics}
     return {name: float(np.nanmax(each)) for name, each in values.items() if np.isfinite(each).any()}
-
-
-def _cohorts(points: list[Point]) -> dict[str, int]:
-    sums: Counter[str] = Counter()
-    for point in points:
-        sums[point.shares] += int(point.config["cohort"])
-    return dict(sums)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -16,6 +16,7 @@ from typing import Any
 from ..data.federated import FederatedData
 from ..engines.loop import Progress, simulate
 from ..engines.profile import Profile
+from ..engines.width import useful
 from ..errors import FedeveError
 from ..record import DiskError
 from ..run import Run, choose_device
@@ -27,6 +28,7 @@ from .sweep_folder import SweepFolder
 Event = dict[str, Any]
 Tell = Callable[[Event], None]
 
+WIDEST = 256  # lanes, unless a sweep says otherwise
 TOGETHER = 128  # runs in one pool at a time: each has its own state on the device, and files of its own
 _DATA_SETS = 8  # kept loaded at a time
 
@@ -76,7 +78,9 @@ class Player:
 
     def play(self, points: list[Point]) -> None:
         """Play these runs, as far as time allows."""
-        for some in batches(points, engine=self.folder.engine):
+        waiting = batches(points, engine=self.folder.engine)
+        self.plan_widths(waiting)
+        for some in waiting:
             if self.has_time():
                 self.play_together(some)
 
@@ -84,7 +88,9 @@ class Player:
         """Seconds a round of each run takes, by name: measured on one of each kind, none where it cannot be."""
         measured: dict[str, float] = {}
         result: dict[str, float] = {}
-        for some in batches(points, engine=self.folder.engine):
+        waiting = batches(points, engine=self.folder.engine)
+        self.plan_widths(waiting)
+        for some in waiting:
             kind = _kind(some[0])
             if kind not in measured and self.has_time():
                 measured[kind] = self._measure(some)
@@ -107,6 +113,24 @@ class Player:
             raise
         except Exception:  # the run that raises is named when it is played
             return 0.0
+
+    def plan_widths(self, batches: list[list[Point]]) -> None:
+        """Fix how many lanes runs get that are played in these batches, where no earlier session has fixed it."""
+        if self.folder.engine != "lanes":
+            return
+        found: dict[str, int] = {}
+        for batch in batches:
+            if (shared := batch[0].shares) not in self.folder.widths:
+                found[shared] = max(found.get(shared, 1), self._useful(batch))
+        if found:
+            self.folder.widths |= found
+            self.folder.save()
+
+    def _useful(self, points: list[Point]) -> int:
+        try:
+            return min(WIDEST, useful([point.plan.build(self.datasets.get(point.plan)) for point in points]))
+        except FedeveError:  # told when they are played
+            return min(WIDEST, sum(int(point.config["cohort"]) for point in points))
 
     def has_time(self) -> bool:
         """Whether there is more time left than getting runs ready has taken."""

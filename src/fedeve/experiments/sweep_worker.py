@@ -63,6 +63,7 @@ class Waiting:
         self.player, self.limit = player, deaths
         share = min(TOGETHER, -(-len(points) // num_workers))
         self.batches = deque(batches(points, engine=player.folder.engine, together=share))
+        player.plan_widths(list(self.batches))
         self.deaths: dict[str, int] = {}
 
     def take(self) -> list[Point]:
