@@ -67,7 +67,7 @@ def _kernels(advance: Any) -> dict[str, str]:
 def lenet5() -> list[dict[str, Any]]:
     """Of images like FEMNIST's, batch 20."""
     run = Run(method=FedAvg(), data=datasets.load("glyphs", num_writers=340), model="lenet5", local=LocalWork(batch=20))
-    return [step(run, width, precision=precision) for precision in ("float32", "tf32") for width in (128, 256, 512)]
+    return [step(run, width, precision="tf32") for width in (16, 32, 64, 128, 256)] + [step(run, 256)]
 
 
 def resnet18() -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def resnet18() -> list[dict[str, Any]]:
     x, y = rng.integers(0, 256, (1000, 3, 32, 32), dtype=np.uint8), rng.integers(0, 100, 1000)
     data = FederatedData.from_arrays(x, y, np.split(np.arange(1000), 10), x_test=x[:10], y_test=y[:10])
     run = Run(method=FedAvg(), data=data, model="resnet18", local=LocalWork(batch=20))
-    return [step(run, 40, precision=precision) for precision in ("tf32", "bf16")]
+    return [step(run, width, precision="bf16") for width in (10, 20, 40)] + [step(run, 20, precision="tf32")]
 
 
 def din() -> list[dict[str, Any]]:

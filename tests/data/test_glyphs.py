@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from fedeve import datasets
 from fedeve.data import glyphs
 
 FEMNIST = {"num_writers": 3400, "num_images": 671_585, "num_test": 77_483}
@@ -156,6 +157,17 @@ def test_a_sheet_has_a_row_per_writer_and_a_column_per_character() -> None:
     assert picture.shape == (3 * 28, 4 * 28) and picture.dtype == np.uint8
     np.testing.assert_array_equal(picture[:28], glyphs.sheet(1, seed=1, columns="aZ09"))
     assert not np.array_equal(picture[:28], picture[28:56])
+
+
+def test_partitions_of_one_drawing_share_its_images_which_nobody_can_change() -> None:
+    natural = datasets.load("glyphs", num_writers=5, seed=3)
+    by_label = datasets.load("glyphs", num_writers=5, seed=3, partition="dirichlet", alpha=0.1)
+    assert np.shares_memory(natural.x, by_label.x) and natural.fingerprint != by_label.fingerprint
+    with pytest.raises(ValueError, match="read-only"):
+        natural.x[0] = 0
+    other = datasets.load("glyphs", num_writers=5, seed=4)
+    assert not np.array_equal(other.x, natural.x)
+    np.testing.assert_array_equal(datasets.load("glyphs", num_writers=5, seed=3).x, natural.x)
 
 
 @pytest.mark.slow

@@ -81,9 +81,7 @@ class Glyphs(Dataset):
                 do=f"set data.num_images to {2 * self.num_writers}",
             )
         num_test = num_images // 10 if self.num_test is None else self.num_test
-        x, y, writers, x_test, y_test, _ = draw(
-            self.num_writers, num_images=num_images, num_test=num_test, seed=self.seed
-        )
+        x, y, writers, x_test, y_test, _ = _drawn(self.num_writers, num_images, num_test, self.seed)
         # Mean and deviation of the ink, as pixels are normalised in the paper; taken from what was drawn.
         sample = x[:: max(len(x) // 5000, 1)]
         return Arrays(x, y, writers, x_test, y_test, NUM_CLASSES, float(sample.mean()), 1 / float(sample.std()))
@@ -326,6 +324,15 @@ def draw(num_writers: int, *, num_images: int, num_test: int, seed: int) -> AllW
     sizes = writer_sizes(num_writers, num_images=num_images, num_test=num_test, seed=seed)
     writers, writers_test = (np.repeat(np.arange(num_writers), part) for part in sizes)
     return *_draw(sizes[0], seed, TRAIN), writers, *_draw(sizes[1], seed, TEST), writers_test
+
+
+@lru_cache(maxsize=1)
+def _drawn(num_writers: int, num_images: int, num_test: int, seed: int) -> AllWriters:
+    """As `draw`, the last of them kept: a sweep's partitions are of the same images, which nobody may change."""
+    drawn = draw(num_writers, num_images=num_images, num_test=num_test, seed=seed)
+    for array in drawn:
+        array.flags.writeable = False
+    return drawn
 
 
 def sheet(num_writers: int = 8, *, seed: int = 0, columns: str = "0123456789ABEGMQRSabdefghkqsty") -> Images:
