@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedeve.report import results, tables
@@ -15,6 +16,7 @@ from fedeve.report.tables import Table
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reproduction.md"
+PARTITIONS = ("natural", "Dirichlet 1", "Dirichlet 0.1", "Dirichlet 0.01")
 
 
 def section(name: str) -> Section:
@@ -37,17 +39,24 @@ def ranking(column: str) -> str:
 
 
 def accuracies(name: str, *, prefix: str, with_printed: bool = False) -> str:
-    """A table of accuracies, its columns without the prefix that they share."""
+    """A table of accuracies: the columns that begin with the prefix, without it."""
     (table,) = tables.tables(section(name))
-    head = ["", *(heading.title.replace(prefix, "") for heading in table.headings)]
+    numbers = [n for n, heading in enumerate(table.headings) if heading.title.startswith(prefix)]
+    head = ["", *(table.headings[number].title.removeprefix(prefix) for number in numbers)]
     lines = []
     for row in table.rows:
         line = [row]
-        for number in range(len(table.headings)):
+        for number in numbers:
             printed = _printed(table, row, number) if with_printed else ""
             line.append(_ours(table, row, number) + (f" ({printed})" if printed else ""))
         lines.append(line)
     return _markdown(head, lines)
+
+
+def by_epochs(partition: str) -> str:
+    """Table 3 in one partition."""
+    prefix = f"glyphs in place of FEMNIST, {partition}, "
+    return accuracies("table3-glyphs-full", prefix=prefix, with_printed=True)
 
 
 def one_column(name: str, metric: str) -> str:
@@ -83,10 +92,10 @@ BLOCKS = {
     "table2 lr 0.01": lambda: ranking("MovieLens-1M, lr 0.01"),
     "table2 lr 0.001": lambda: ranking("MovieLens-1M, lr 0.001"),
     "table1 cifar100": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", with_printed=True),
+    "table1 cifar100 whole": lambda: accuracies("table1-cifar100-long", prefix="CIFAR-100, ", with_printed=True),
     "table1 cifar100 in 500": lambda: accuracies("table1-cifar100-500", prefix="CIFAR-100 in 500 clients, "),
-    "table1 glyphs full": lambda: accuracies("table1-glyphs-full", prefix="glyphs in place of FEMNIST, "),
     "table1 glyphs": lambda: accuracies("table1-glyphs", prefix="glyphs in place of FEMNIST, "),
-    "table3 glyphs": lambda: accuracies("table3-glyphs", prefix="glyphs in place of FEMNIST, "),
+    **{f"table3 {partition}": partial(by_epochs, partition) for partition in PARTITIONS},
     "table1 mnist": lambda: accuracies("table1-mnist", prefix="mnist in place of FEMNIST, "),
     "table1 mnist by label": lambda: accuracies("table1-mnist-150", prefix="mnist in place of FEMNIST, "),
     "ablation": lambda: one_column("taken-apart-mnist", "accuracy, %"),

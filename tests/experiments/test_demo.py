@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from fedeve.experiments import demo
+from fedeve.seeds import SEEDS
 
 
 def test_the_demo_compares_three_methods_on_the_same_clients_and_writes_its_page(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_the_demo_speaks_json(tmp_path: Path) -> None:
 
 
 def test_every_run_of_the_demo_has_the_same_data_seed_and_local_work() -> None:
-    chosen = demo.runs(rounds=1, seeds=demo.SEEDS[:2])
+    chosen = demo.runs(rounds=1, seeds=SEEDS[:2])
     assert len({run.data.fingerprint for _, run in chosen}) == 1
     assert len({run.local for _, run in chosen}) == 1
     assert sorted({run.seed for _, run in chosen}) == [192, 225]

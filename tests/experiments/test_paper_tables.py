@@ -11,8 +11,9 @@ from sweeping import fedeve
 
 from fedeve import FedeveError, Record
 from fedeve.experiments.manifest import read_manifest
-from fedeve.experiments.paper_tables import SEEDS, TABLES, build
+from fedeve.experiments.paper_tables import TABLES, build
 from fedeve.experiments.sweep import Sweep
+from fedeve.seeds import SEEDS
 
 ROWS = [
     "FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "SCAFFOLD (released)", "FedOpt (FedAdam)", "FedEve",

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ..seeds import SEEDS
+
 drift_app = typer.Typer(
     help="Measure period drift and client drift, and draw them.", no_args_is_help=True, rich_markup_mode=None
 )
@@ -39,6 +41,9 @@ Epochs = Annotated[list[int] | None, typer.Option(help="Local epochs of the runs
 Alphas = Annotated[
     list[float] | None, typer.Option("--alpha", help="Dirichlet's alpha; may be given several times, largest first.")
 ]
+Seeds = Annotated[
+    int | None, typer.Option(help="So many of the paper's five seeds instead of the size's.", min=1, max=len(SEEDS))
+]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, reference or lanes.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
@@ -54,6 +59,7 @@ def figures(
     cohort: Cohort = None,
     epochs: Epochs = None,
     alpha: Alphas = None,
+    seeds: Seeds = None,
     root: Root = None,
     engine: EngineName = "auto",
     device: Device = "auto",
@@ -67,7 +73,9 @@ def figures(
     """
     from .figures import FIGURES
 
-    changes = changes_of(data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha)
+    changes = changes_of(
+        data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha, seeds=seeds
+    )  # fmt: skip
     make(
         list(only or FIGURES), out=out, size=size, changes=changes, root=root, engine=engine, device=device,
         as_json=as_json,
@@ -82,11 +90,13 @@ def changes_of(
     cohort: int | None,
     epochs: list[int] | None,
     alpha: list[float] | None,
+    seeds: int | None,
 ) -> dict[str, Any]:
     """What a command line changes of a size; None leaves it as it is."""
     return {
         "data": data, "rounds": rounds, "trace_rounds": rounds, "num_clients": clients, "cohort": cohort,
         "epochs": tuple(epochs) if epochs else None, "alphas": tuple(alpha) if alpha else None,
+        "seeds": SEEDS[:seeds] if seeds else None,
     }  # fmt: skip
 
 

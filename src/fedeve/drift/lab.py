@@ -21,6 +21,7 @@ from ..errors import FedeveError, unknown
 from ..local import LocalWork
 from ..record import RECORD, Record
 from ..run import Run
+from ..seeds import SEEDS
 from .conditions import CONDITIONS
 
 
@@ -66,7 +67,7 @@ SIZES = {
     ),
     "paper": Size(
         data="femnist", num_clients=3400, natural=True, model="lenet5", rounds=1500, cohort=10, lr=0.01, eval_every=10,
-        last=100, seeds=(192, 225, 226, 230, 231), trace_rounds=1500, trace_clients=300, trace_examples=50,
+        last=100, seeds=SEEDS, trace_rounds=1500, trace_clients=300, trace_examples=50,
     ),
 }  # fmt: skip
 """`tiny` takes seconds and shows that everything works, `quick` some minutes, `paper` is the paper's setting."""

@@ -16,6 +16,7 @@ from .commands import (
     Out,
     Root,
     Rounds,
+    Seeds,
     SizeName,
     changes_of,
     make,
@@ -48,12 +49,15 @@ def _command(name: str):  # type: ignore[no-untyped-def]
         cohort: Cohort = None,
         epochs: Epochs = None,
         alpha: Alphas = None,
+        seeds: Seeds = None,
         root: Root = None,
         engine: EngineName = "auto",
         device: Device = "auto",
         as_json: AsJson = False,
     ) -> None:
-        changes = changes_of(data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha)
+        changes = changes_of(
+            data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha, seeds=seeds
+        )  # fmt: skip
         make(
             [name], out=out, size=size, changes=changes, root=root, engine=engine, device=device, as_json=as_json
         )  # fmt: skip

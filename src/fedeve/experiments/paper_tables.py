@@ -18,6 +18,7 @@ from ..data import cache
 from ..data.datasets import all_datasets
 from ..data.files import FileDataset
 from ..errors import FedeveError, unknown
+from ..seeds import SEEDS
 from . import config as configs
 from .config import Table
 from .manifest import Printed
@@ -25,7 +26,6 @@ from .paper_grids import ABLATION, PER_LAYER, TUNED, layer_sizes
 from .paper_settings import CIFAR, EPOCHS, FEMNIST, MOVIELENS, RANKING, ROWS, SETS, Column, PaperTable, Row
 from .sweep import Point, Sweep
 
-SEEDS = (192, 225, 226, 230, 231)  # the released code's
 LAST = 100  # rounds whose evaluations are averaged, as in the paper; a tenth of them where there are fewer than 1000
 TABLES = {
     table.name: table
