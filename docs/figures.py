@@ -115,7 +115,7 @@ def paper() -> None:
     labels, lowest, highest, colours = [], -2.5, 6.5, [COLOURS[n] for n in (0, 4, 2, 3, 1, 5)]
     sweeps = {
         "table3-glyphs-full": "glyphs",
-        "table1-cifar100-long": "CIFAR-100\nN 100",
+        "table1-cifar100": "CIFAR-100\nN 100",
         "table1-cifar100-500": "CIFAR-100\nN 500",
     }
     for folder, name in sweeps.items():

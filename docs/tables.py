@@ -91,8 +91,8 @@ def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 BLOCKS = {
     "table2 lr 0.01": lambda: ranking("MovieLens-1M, lr 0.01"),
     "table2 lr 0.001": lambda: ranking("MovieLens-1M, lr 0.001"),
-    "table1 cifar100": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", with_printed=True),
-    "table1 cifar100 whole": lambda: accuracies("table1-cifar100-long", prefix="CIFAR-100, ", with_printed=True),
+    "table1 cifar100": lambda: accuracies("table1-cifar100-150", prefix="CIFAR-100, ", with_printed=True),
+    "table1 cifar100 whole": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", with_printed=True),
     "table1 cifar100 in 500": lambda: accuracies("table1-cifar100-500", prefix="CIFAR-100 in 500 clients, "),
     "table1 glyphs": lambda: accuracies("table1-glyphs", prefix="glyphs in place of FEMNIST, "),
     **{f"table3 {partition}": partial(by_epochs, partition) for partition in PARTITIONS},
