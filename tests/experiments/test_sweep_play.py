@@ -150,6 +150,23 @@ def test_a_sweep_continues_with_the_engine_it_was_begun_with(tmp_path: Path) -> 
     assert read_manifest(out)["engine"] == "lanes" and read_manifest(out)["widths"] == widths
 
 
+def test_widths_are_planned_once_for_the_batches_that_are_played(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    folder = SweepFolder(out, sweeps.read(write(tmp_path)))
+    folder.open(engine="lanes")
+    assert folder.widths == {}
+    points, player = folder.sweep.points, Player(folder, print, device="cpu")
+    kinds = {shares: [p for p in points if p.shares == shares] for shares in dict.fromkeys(p.shares for p in points)}
+    (one, several), (alone, runs) = kinds, kinds.values()
+    player.plan_widths([alone[:1], *([run] for run in alone[1:]), runs])
+    assert 1 <= folder.widths[one] <= 4 and folder.widths[one] < folder.widths[several] <= 16
+    assert read_manifest(out)["widths"] == folder.widths
+    before = dict(folder.widths)
+    player.plan_widths([alone, *([run] for run in runs)])
+    assert folder.widths == before
+
+
 def test_a_second_process_is_told_who_holds_the_folder(copy: Path) -> None:
     with locked(copy):
         refused = fedeve("sweep", write(copy.parent), "--out", copy, *SHORT)

@@ -102,7 +102,7 @@ class Player:
         try:
             for point in points:
                 runs.append(point.plan.build(self.datasets.get(point.plan)))
-                if sum(run.cohort for run in runs) >= (width or 1):
+                if width is None:  # one run keeps the cores busy; a GPU's lanes are full only with all of them
                     break
             # Of a small budget, calibrating takes a small part.
             seconds = SECONDS if self.until is None else min(SECONDS, (self.until - time.monotonic()) / 50)
