@@ -41,7 +41,8 @@ def ranking(column: str) -> str:
 def accuracies(name: str, *, prefix: str, with_printed: bool = False) -> str:
     """A table of accuracies: the columns that begin with the prefix, without it."""
     (table,) = tables.tables(section(name))
-    numbers = [n for n, heading in enumerate(table.headings) if heading.title.startswith(prefix)]
+    numbers = [n for n, heading in enumerate(table.headings) if heading.column.startswith(prefix)]
+    assert numbers, f"{name} has no column {prefix}"
     head = ["", *(table.headings[number].title.removeprefix(prefix) for number in numbers)]
     lines = []
     for row in table.rows:
