@@ -6,10 +6,12 @@ Each stands between `<!-- NAME -->` and `<!-- end -->`, so that the page cannot 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from fedeve.experiments import paper_tables
 from fedeve.report import results, tables
 from fedeve.report.results import Section
 from fedeve.report.tables import Table
@@ -38,26 +40,56 @@ def ranking(column: str) -> str:
     return f"{found[0].headings[number].title}\n\n{_markdown(head, lines)}"
 
 
-def accuracies(name: str, *, prefix: str, with_printed: bool = False) -> str:
-    """A table of accuracies: the columns that begin with the prefix, without it."""
-    (table,) = tables.tables(section(name))
+def accuracies(name: str, *, prefix: str, printed: str = "") -> str:
+    """A table of accuracies: the columns that begin with the prefix, without it.
+
+    With `printed`, one of the paper's tables, its numbers stand in brackets, FEMNIST's beside a stand-in's.
+    """
+    (table,), theirs = tables.tables(section(name)), _all_printed(printed)
     numbers = [n for n, heading in enumerate(table.headings) if heading.column.startswith(prefix)]
     assert numbers, f"{name} has no column {prefix}"
+    columns = {number: table.headings[number].column.removeprefix("glyphs in place of ") for number in numbers}
     head = ["", *(table.headings[number].title.removeprefix(prefix) for number in numbers)]
-    lines = []
-    for row in table.rows:
-        line = [row]
-        for number in numbers:
-            printed = _printed(table, row, number) if with_printed else ""
-            line.append(_ours(table, row, number) + (f" ({printed})" if printed else ""))
-        lines.append(line)
+    lines = [
+        [row, *(_beside(_ours(table, row, n), theirs[row].get(column)) for n, column in columns.items())]
+        for row in table.rows
+    ]
     return _markdown(head, lines)
 
 
-def by_epochs(partition: str) -> str:
-    """Table 3 in one partition."""
-    prefix = f"glyphs in place of FEMNIST, {partition}, "
-    return accuracies("table3-glyphs-full", prefix=prefix, with_printed=True)
+def at_a_glance() -> str:
+    """Table 1 cell by cell: the run that came furthest, and in brackets what is printed."""
+    printed = _all_printed("table1")
+    sweeps = {"table1-cifar100": "1,500", "table1-cifar100-150": "150", "table3-glyphs-full": "1,500"}
+    found = {name: tables.tables(section(name))[0] for name in sweeps}
+    head = [f"FEMNIST, {partition}" for partition in PARTITIONS]
+    head += [f"CIFAR-100, {partition}" for partition in PARTITIONS[1:]]
+
+    def cell(row: str, column: str) -> str:
+        names = (column, f"glyphs in place of {column}, E = 1")
+        sweep, number = next(
+            (name, number)
+            for name, table in found.items()
+            for number, heading in enumerate(table.headings)
+            if heading.column in names and row in table.rows
+        )
+        early = re.search(r"after ([\d,]+) of", found[sweep].headings[number].title)
+        reached = early[1] if early else sweeps[sweep]
+        ours = _ours(found[sweep], row, number).strip("*") + (f" at {reached}" if reached != "1,500" else "")
+        return _beside(ours, printed[row].get(column))
+
+    rows = found["table3-glyphs-full"].rows
+    return _markdown(["", *head], [[row, *(cell(row, column) for column in head)] for row in rows])
+
+
+def _all_printed(name: str) -> dict[str, dict[str, list[float]]]:
+    """What the paper prints for the rows of a table, by our names; nothing for rows of ours, or without a table."""
+    found = paper_tables.build(paper_tables.TABLES[name], seeds=1).printed["accuracy"] if name else {}
+    return defaultdict(dict, {row: dict(cells) for row, cells in found.items()})
+
+
+def _beside(ours: str, printed: Sequence[float] | None) -> str:
+    return ours if printed is None else f"{ours} ({printed[0]:.2f} ± {printed[1]:.2f})"
 
 
 def one_column(name: str, metric: str) -> str:
@@ -92,11 +124,17 @@ def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 BLOCKS = {
     "table2 lr 0.01": lambda: ranking("MovieLens-1M, lr 0.01"),
     "table2 lr 0.001": lambda: ranking("MovieLens-1M, lr 0.001"),
-    "table1 cifar100": lambda: accuracies("table1-cifar100-150", prefix="CIFAR-100, ", with_printed=True),
-    "table1 cifar100 whole": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", with_printed=True),
+    "table1": at_a_glance,
+    "table1 cifar100": lambda: accuracies("table1-cifar100-150", prefix="CIFAR-100, ", printed="table1"),
+    "table1 cifar100 whole": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", printed="table1"),
     "table1 cifar100 in 500": lambda: accuracies("table1-cifar100-500", prefix="CIFAR-100 in 500 clients, "),
     "table1 glyphs": lambda: accuracies("table1-glyphs", prefix="glyphs in place of FEMNIST, "),
-    **{f"table3 {partition}": partial(by_epochs, partition) for partition in PARTITIONS},
+    **{
+        f"table3 {partition}": partial(
+            accuracies, "table3-glyphs-full", prefix=f"glyphs in place of FEMNIST, {partition}, ", printed="table3"
+        )
+        for partition in PARTITIONS
+    },
     "table1 mnist": lambda: accuracies("table1-mnist", prefix="mnist in place of FEMNIST, "),
     "table1 mnist by label": lambda: accuracies("table1-mnist-150", prefix="mnist in place of FEMNIST, "),
     "ablation": lambda: one_column("taken-apart-mnist", "accuracy, %"),
