@@ -118,6 +118,10 @@ def test_rows_and_columns_can_be_chosen() -> None:
         (row, "CIFAR-100, Dirichlet 0.1") for row in ("FedAvg", "FedEve", "FedEve (released)")
     }
     assert {point.row for point in build(TABLES["table2"], methods=["fedyogi"]).points} == {"FedOpt (FedYogi)"}
+    cell = build(TABLES["table3"], methods=["FedEve"], only=["dirichlet-0.01", "E=3", "E=5"], seeds=1)
+    assert [p.column for p in cell.points] == ["FEMNIST, Dirichlet 0.01, E = 3", "FEMNIST, Dirichlet 0.01, E = 5"]
+    with pytest.raises(FedeveError, match="table1 has no column with all of these: got natural, cifar100; leave some"):
+        build(TABLES["table1"], only=["natural", "cifar100"])
     for wrong in ({"methods": ["fedevil"]}, {"only": ["cifar10"]}, {"data": "mnist", "tiny": True}, {"data": "mnst"}):
         with pytest.raises(FedeveError):
             build(TABLES["table1"], **wrong)  # type: ignore[arg-type]

@@ -55,7 +55,9 @@ Methods = Annotated[
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option(help="Only these columns: cifar100, natural, dirichlet-0.1, E=3, lr=0.001, ...; as --methods."),
+    typer.Option(
+        help="Only these columns: cifar100, natural, dirichlet-0.1, E=3, lr=0.001, ...; natural,E=3 is one cell a row."
+    ),
 ]
 Clients = Annotated[
     int | None, typer.Option(help="CIFAR-100's columns alone, dealt to so many clients; 500 is cross-device.", min=1)

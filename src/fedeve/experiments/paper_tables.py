@@ -17,7 +17,7 @@ import numpy as np
 from ..data import cache
 from ..data.datasets import all_datasets
 from ..data.files import FileDataset
-from ..errors import FedeveError, unknown
+from ..errors import FedeveError, Words, unknown
 from ..seeds import SEEDS
 from . import config as configs
 from .config import Table
@@ -176,19 +176,29 @@ def _chosen_rows(table: PaperTable, methods: Sequence[str]) -> list[Row]:
 
 
 def _chosen_columns(table: PaperTable, only: Sequence[str]) -> list[Column]:
-    """Columns by their data set or a part of their key: `cifar100`, `natural`, `dirichlet-0.1`, `E=3`."""
+    """Columns by parts of their key, so that `natural, E=3, E=5` is two of them.
+
+    Kinds of parts are data sets (`cifar100`), partitions (`natural`) and each change by its name (`E=3`). A column has
+    one of the parts that were asked for of every kind that it has; with none of them it is left out.
+    """
     known = list(dict.fromkeys(part for column in table.columns for part in column.key.split("/")))
     for part in only:
         if part not in known:
             raise unknown("part of this table", part, known)
-    sets = [part for part in only if part in SETS]
-    others = [part for part in only if part not in SETS]
+    kinds = {_kind(part) for part in only}
     chosen = []
     for column in table.columns:
-        parts = column.key.split("/")
-        if (not sets or column.data in sets) and (not others or set(others) & set(parts)):
+        asked = {part for part in column.key.split("/") if _kind(part) in kinds}
+        if not only or (asked and asked <= set(only)):
             chosen.append(column)
+    if not chosen:
+        do = "leave some out; --dry-run shows the columns"
+        raise FedeveError(f"{table.name} has no column with all of these", got=Words(", ".join(only)), do=do)
     return chosen
+
+
+def _kind(part: str) -> str:
+    return "data" if part in SETS else part.split("=")[0] if "=" in part else "partition"
 
 
 def _standin(table: Table, name: str) -> Table:
