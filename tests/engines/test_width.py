@@ -70,3 +70,16 @@ def test_the_lanes_of_use_take_no_more_steps_than_one_for_every_client_and_are_f
     assert planned.client_steps == widest.client_steps
     assert planned.lane_steps / width < 1.1 * widest.lane_steps / 120
     assert planned.occupancy > 0.7 and widest.occupancy < 0.3
+
+
+def test_the_largest_clients_of_a_cohort_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seated: list[int] = []
+    seat = Batch.seat
+
+    def noted(self: Batch, tasks: Any) -> None:
+        seated.extend(len(task.plan) for task in tasks)
+        seat(self, tasks)
+
+    monkeypatch.setattr(Batch, "seat", noted)
+    played(runs([10, 70, 30, 50, 20, 60], 1, cohort=6, rounds=1), width=2)
+    assert seated == [7, 6, 5, 3, 2, 1]

@@ -159,7 +159,7 @@ def test_widths_are_planned_once_for_the_batches_that_are_played(tmp_path: Path)
     points, player = folder.sweep.points, Player(folder, print, device="cpu")
     kinds = {shares: [p for p in points if p.shares == shares] for shares in dict.fromkeys(p.shares for p in points)}
     (one, several), (alone, runs) = kinds, kinds.values()
-    player.plan_widths([alone[:1], *([run] for run in alone[1:]), runs])
+    player.plan_widths([alone[:1], *([run] for run in alone[1:]), runs, runs[:1]])
     assert 1 <= folder.widths[one] <= 4 and folder.widths[one] < folder.widths[several] <= 16
     assert read_manifest(out)["widths"] == folder.widths
     before = dict(folder.widths)
