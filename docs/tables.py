@@ -5,6 +5,7 @@ Each stands between `<!-- NAME -->` and `<!-- end -->`, so that the page cannot 
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -102,6 +103,18 @@ def one_column(name: str, metric: str) -> str:
     return _markdown(["", metric], [[row, _ours(found, row, number)] for row in order])
 
 
+def noise() -> str:
+    """What `benchmarks/noise.py` found, by partition."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "noise.json").read_text(encoding="utf-8"))
+    head = {"I / R": "I / R, the paper's", "I / J": "I / J, the jackknife's", "I / B": "I / B, from successive rounds"}
+    head |= {"clients that count": "clients that count", "gain": "median gain"}
+    lines = [
+        [partition, *(f"{found[partition.lower().replace('et 1', 'et 1.0')][name]:.2f}" for name in head)]
+        for partition in PARTITIONS
+    ]
+    return _markdown(["", *head.values()], lines)
+
+
 def _ours(table: Table, row: str, number: int) -> str:
     cell, metric = table.cells[row, number], table.headings[number].metric
     if not cell.values:
@@ -138,6 +151,7 @@ BLOCKS = {
     "table1 mnist": lambda: accuracies("table1-mnist", prefix="mnist in place of FEMNIST, "),
     "table1 mnist by label": lambda: accuracies("table1-mnist-150", prefix="mnist in place of FEMNIST, "),
     "ablation": lambda: one_column("taken-apart-mnist", "accuracy, %"),
+    "noise": noise,
     "tuned mnist": lambda: one_column("tuned-mnist", "accuracy, %"),
     "tuned movielens": lambda: one_column("tuned-movielens", "AUC"),
 }

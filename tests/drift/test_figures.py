@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from commandline import in_process as fedeve
 from fedeve import FedeveError, Record, cli
 from fedeve.drift import figures, lab, paper_figures, style
 
@@ -105,6 +106,13 @@ def test_a_stopped_grid_goes_on_and_another_sizes_folder_is_refused(tmp_path: Pa
     other = lab.Lab(dataclasses.replace(small, lr=0.7), tmp_path)
     with pytest.raises(FedeveError, match="another size or version"):
         lab.play_all(other, lab.gain_cells(other))
+
+
+@pytest.mark.parametrize("command", [("paper", "gain"), ("drift", "figures", "--only", "gain")], ids=" ".join)
+def test_seeds_are_as_many_of_the_papers_as_are_asked_for(command: tuple[str, ...], tmp_path: Path) -> None:
+    ended = fedeve(*command, "--size", "tiny", "--alpha", 1, "--epochs", 1, "--seeds", 2, "--out", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(path.name.split("-s")[-1] for path in (tmp_path / "runs").iterdir()) == ["192", "225"]
 
 
 def test_sizes_and_figures_have_names_and_mistakes_get_advice(tmp_path: Path) -> None:
