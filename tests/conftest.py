@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ if not torch.cuda.is_available():
 from fedeve import FederatedData, FedEve, LocalWork, Run, datasets
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores Ctrl-C
 
 
 @pytest.fixture(scope="session")
