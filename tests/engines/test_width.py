@@ -48,8 +48,8 @@ def test_equal_clients_fill_as_many_lanes_as_there_are_clients_at_a_time() -> No
 
 def test_a_run_that_lasts_longer_leaves_lanes_to_the_others() -> None:
     short, long = runs([40] * 30, 1), runs([40] * 30, 1, local=LocalWork(batch=10, epochs=9))
-    assert useful(short + long) == 13  # ten for the long one; in the time of its nine epochs the short one needs one
-    assert useful(runs([40] * 30, 1, rounds=1) + runs([40] * 30, 1, rounds=100)) == 12
+    assert useful(short + long) == 12  # ten for the long one; in the time of its nine epochs the short one needs 10 / 9
+    assert useful(runs([40] * 30, 1, rounds=1) + runs([40] * 30, 1, rounds=100)) == 11
 
 
 def test_clients_without_data_are_no_reason_for_none() -> None:
@@ -69,7 +69,7 @@ def test_the_lanes_of_use_take_no_more_steps_than_one_for_every_client_and_are_f
     planned, widest = played(some, width), played(some, 120)
     assert planned.client_steps == widest.client_steps
     assert planned.lane_steps / width < 1.1 * widest.lane_steps / 120
-    assert planned.occupancy > 0.7 and widest.occupancy < 0.3
+    assert planned.occupancy > 0.8 and widest.occupancy < 0.3
 
 
 def test_the_largest_clients_of_a_cohort_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:

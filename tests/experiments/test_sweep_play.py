@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from fedeve.experiments.manifest import read_manifest
 from fedeve.experiments.sweep_clock import parse_seconds, words, work
 from fedeve.experiments.sweep_folder import SweepFolder
 from fedeve.experiments.sweep_play import Player
+from fedeve.experiments.sweep_worker import shared_out
 from fedeve.lock import locked
 
 QUICK = ("--no-calibration",)
@@ -165,6 +167,30 @@ def test_widths_are_planned_once_for_the_batches_that_are_played(tmp_path: Path)
     before = dict(folder.widths)
     player.plan_widths([alone, *([run] for run in runs)])
     assert folder.widths == before
+
+
+@pytest.mark.parametrize(
+    ("kinds", "workers", "sizes"),
+    [
+        ([98, 84, 84, 84], 8, [49, 49, 42, 42, 42, 42, 42, 42]),  # a ninth batch would be played when others have ended
+        ([300], 2, [100, 100, 100]),  # more than 128 runs do not share a pool
+        ([90, 1, 1, 1], 8, [11] * 6 + [12] * 2 + [1] * 3),  # larger ones would not make every worker happy
+        ([3, 2], 8, [1, 1, 1, 1, 1]),
+        ([5], 1, [5]),
+    ],
+    ids=str,
+)
+def test_workers_get_batches_of_about_one_size(kinds: list[int], workers: int, sizes: list[int]) -> None:
+    points: Any = [
+        SimpleNamespace(shares=f"kind {kind}", seed=number % 3, name=f"{kind} {number}")
+        for kind, count in enumerate(kinds)
+        for number in range(count)
+    ]
+    found = shared_out(points, workers, "lanes")
+    assert sorted(map(len, found)) == sorted(sizes)
+    assert sorted(point.name for batch in found for point in batch) == sorted(point.name for point in points)
+    assert all(len({point.shares for point in batch}) == 1 for batch in found)
+    assert all(batch == sorted(batch, key=lambda point: point.seed) for batch in found)
 
 
 def test_a_second_process_is_told_who_holds_the_folder(copy: Path) -> None:

@@ -11,7 +11,6 @@ from .. import local
 from ..run import Run
 
 _ROUNDS = 64  # of every run that are looked at
-_SPARE = 1.15  # lanes for one that all work divided by the longest chain asks for
 
 
 def useful(runs: Sequence[Run]) -> int:
@@ -24,7 +23,7 @@ def useful(runs: Sequence[Run]) -> int:
     counted = [_count(run) for run in runs]
     work, chain = sum(each for each, _ in counted), max(longest for _, longest in counted)
     clients = sum(run.cohort for run in runs)
-    return max(1, min(clients, math.ceil(_SPARE * work / chain))) if chain else clients
+    return max(1, min(clients, math.ceil(work / chain))) if chain else clients
 
 
 def _count(run: Run) -> tuple[float, float]:

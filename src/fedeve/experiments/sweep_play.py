@@ -6,6 +6,7 @@ written down as failed and the others go on; a disk that refuses stops them all.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections import OrderedDict
@@ -256,4 +257,10 @@ def batches(points: list[Point], *, engine: str, together: int = TOGETHER) -> li
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(point.shares, []).append(point)
-    return [group[n : n + together] for group in groups.values() for n in range(0, len(group), together)]
+    return [part for group in groups.values() for part in _cut(group, -(-len(group) // together))]
+
+
+def _cut(points: list[Point], parts: int) -> list[list[Point]]:
+    """So many parts, of one size as nearly as can be."""
+    ends = [len(points) * part // parts for part in range(parts + 1)]
+    return [points[first:end] for first, end in itertools.pairwise(ends)]

@@ -55,14 +55,20 @@ class Worker:
         self.player.play([Point(configs.check(config), row, column) for config, row, column in work["cells"]])
 
 
+def shared_out(points: list[Point], num_workers: int, engine: str) -> list[list[Point]]:
+    """Batches of about one size. Somewhat larger ones, if so every worker has one: a last one would be played alone."""
+    fair = min(TOGETHER, max(1, -(-len(points) // num_workers)))
+    tried = [batches(points, engine=engine, together=share) for share in range(fair, min(TOGETHER, fair * 5 // 4) + 1)]
+    return next((some for some in tried if len(some) <= num_workers), tried[0])
+
+
 class Waiting:
     """The batches that wait, and what becomes of one whose worker died."""
 
     def __init__(self, player: Player, points: list[Point], *, num_workers: int, deaths: int) -> None:
         """`deaths` of workers with the same runs, and those runs count as the cause."""
         self.player, self.limit = player, deaths
-        share = min(TOGETHER, -(-len(points) // num_workers))
-        self.batches = deque(batches(points, engine=player.folder.engine, together=share))
+        self.batches = deque(shared_out(points, num_workers, player.folder.engine))
         player.plan_widths(list(self.batches))
         self.deaths: dict[str, int] = {}
 
