@@ -13,7 +13,7 @@ from torch.nn import functional
 pytest.importorskip("triton", reason="hand-batched layers need Triton")
 
 from fedeve import Correction, LocalWork, local
-from fedeve.engines import batched, channels, convolution, lookup, norm, pooling
+from fedeve.engines import batched, channels, convolution, lookup, narrow, norm, pooling
 from fedeve.engines.batched import Batched
 from fedeve.engines.descent import adam, descend
 from fedeve.engines.tally import tally
@@ -71,10 +71,25 @@ def test_convolutions(size: Any, stride: Any, padding: Any, precision: str) -> N
     [(5, 1, 2), (5, 1, 0), (3, 2, 1), (3, 2, 0), (1, 2, 0), (1, 1, 0), ((3, 2), (1, 2), (2, 1))],
 )
 def test_convolutions_with_few_channels(size: Any, stride: Any, padding: Any) -> None:
-    """They have kernels of their own, in float32 whatever is asked for."""
+    """They have kernels of their own, in float32 also where TF32 would do."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Conv2d(2, 5, size, stride=stride, padding=padding))
     assert_same_gradients(model, images(), "tf32", 2e-6)
+
+
+def test_few_outputs_of_many_inputs_are_products_in_tf32_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As LeNet-5's second layer; the errors, which have a border, go back through the other kernel."""
+    used = []
+    for name in ("convolve", "kernel_gradient"):
+        kept = getattr(narrow, name)
+        monkeypatch.setattr(narrow, name, lambda x, *rest, kept=kept: used.append(x.shape[2]) or kept(x, *rest))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 5, 3))
+    for precision, tolerance in {**PRECISIONS, "tf32": PRECISIONS.get("tf32", 2e-6)}.items():
+        used.clear()
+        assert_same_gradients(model, images(size=6), precision, tolerance)
+        few = [3, 3, 5]  # channels of what the other kernel saw: the first layer's images twice, the errors once
+        assert sorted(used) == (few if precision == "tf32" else sorted([*few, 8, 8]))
 
 
 def test_few_channels_of_so_many_pixels_that_several_programs_take_them() -> None:

@@ -98,6 +98,12 @@ def _kernel_gradient(
 # gradient: how many pixels one program sums, and how many of them at a time.
 _PIXELS, _CHANNELS, _INPUTS = 128, 128, 32
 _PIECE, _DEPTH = 1024, 32
+_MANY = 64  # inputs of one output, with which a product of few outputs pays; LeNet-5's second layer has 150
+
+
+def _is_narrow(outputs: int, inputs: int, padding: Pair, precision: str) -> bool:
+    """Whether plain sums are faster: with few outputs, but for TF32's products of many inputs without a border."""
+    return outputs <= narrow.MOST_CHANNELS and (precision != "tf32" or padding != (0, 0) or inputs < _MANY)
 
 
 def _block(size: int, most: int) -> int:
@@ -111,14 +117,15 @@ def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: P
     high = (height + 2 * padding[0] - rows) // stride[0] + 1
     wide = (width + 2 * padding[1] - columns) // stride[1] + 1
     out = x.new_empty(lanes, num, outputs, high, wide)
-    if outputs <= narrow.MOST_CHANNELS:
+    if _is_narrow(outputs, channels * rows * columns, padding, precision):
         return narrow.convolve(x, w, bias, stride, padding, out)
     block = _block(outputs, _CHANNELS if precision == "tf32" else 64)
+    inputs, warps = (16, 2) if block == 16 else (_INPUTS, 8 if block > 64 else 4)
     grid = (triton.cdiv(num * high * wide, _PIXELS), triton.cdiv(outputs, block), lanes)
     _convolve[grid](
         x, w, w if bias is None else bias, out, num, channels, height, width, outputs, high, wide, rows, columns,
-        *stride, *padding, HAS_BIAS=bias is not None, PRECISION=precision, BO=block, BM=_PIXELS, BK=_INPUTS,
-        num_warps=8 if block > 64 else 4,
+        *stride, *padding, HAS_BIAS=bias is not None, PRECISION=precision, BO=block, BM=_PIXELS, BK=inputs,
+        num_warps=warps,
     )  # fmt: skip
     return out
 
@@ -126,10 +133,11 @@ def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: P
 def kernel_gradient(x: Tensor, grad: Tensor, size: Pair, stride: Pair, padding: Pair, precision: str) -> Tensor:
     """[lanes, O, C, KH, KW] of x [lanes, N, C, H, W] and grad [lanes, N, O, P, Q]."""
     (lanes, num, channels, height, width), (outputs, high, wide) = x.shape, grad.shape[2:]
-    if outputs <= narrow.MOST_CHANNELS:
-        return narrow.kernel_gradient(x, grad, size, stride, padding).sum(1)
     num_inputs, num_pixels = channels * size[0] * size[1], num * high * wide
-    most = 64 if precision == "tf32" else 32  # three products at once take the registers of three
+    if _is_narrow(outputs, num_inputs, padding, precision):
+        return narrow.kernel_gradient(x, grad, size, stride, padding).sum(1)
+    few = outputs <= narrow.MOST_CHANNELS
+    most = 64 if precision == "tf32" and not few else 32  # three products at once take the registers of three
     block, block_k = _block(outputs, most), _block(num_inputs, most)
     # Few long sums would leave the chip idle: they are cut in pieces, which are added afterwards.
     piece = triton.cdiv(min(num_pixels, _PIECE), _DEPTH) * _DEPTH
@@ -138,7 +146,7 @@ def kernel_gradient(x: Tensor, grad: Tensor, size: Pair, stride: Pair, padding: 
     grid = (triton.cdiv(num_inputs, block_k), triton.cdiv(outputs, block), lanes * pieces)
     _kernel_gradient[grid](
         x, grad, out, num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
-        PIECES=pieces, PIECE=piece, PRECISION=precision, BO=block, BM=_DEPTH, BK=block_k,
+        PIECES=pieces, PIECE=piece, PRECISION=precision, BO=block, BM=_DEPTH, BK=block_k, num_warps=1 if few else 4,
     )  # fmt: skip
     return out.sum(1) if pieces > 1 else out[:, 0]
 

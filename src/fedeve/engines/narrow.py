@@ -2,6 +2,7 @@
 
 A thread has some pixels and all channels of them, or, for the gradient of a kernel, all channels and some of the
 kernel's elements: every number that is loaded is used often. Products are float32's whatever the precision asked for.
+In TF32, matrix units are faster where a sum is long and no border is in the way: `convolution.py` keeps those.
 """
 
 from __future__ import annotations
