@@ -1,16 +1,17 @@
-"""Writes the tables of docs/reproduction.md from the records under results/: `python docs/tables.py`.
+"""Writes tables of the pages from the records under results/ and what benchmarks left: `python docs/tables.py`.
 
-Each stands between `<!-- NAME -->` and `<!-- end -->`, so that the page cannot say anything that the records do not.
+Each stands between `<!-- NAME -->` and `<!-- end -->`, so that a page cannot say anything that the records do not.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedeve.experiments import paper_tables
 from fedeve.report import results, tables
@@ -18,7 +19,7 @@ from fedeve.report.results import Section
 from fedeve.report.tables import Table
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "reproduction.md"
+PAGES = [ROOT / "docs" / name for name in ("reproduction.md", "performance.md")]
 PARTITIONS = ("natural", "Dirichlet 1", "Dirichlet 0.1", "Dirichlet 0.01")
 
 
@@ -83,6 +84,32 @@ def at_a_glance() -> str:
     return _markdown(["", *head], [[row, *(cell(row, column) for column in head)] for row in rows])
 
 
+PAIRS = [("FedEve", rival) for rival in ("FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "FedOpt (FedAdam)")]
+PAIRS += [("FedEveAdam (ours)", "FedOpt (FedAdam)")]
+
+
+def leads() -> str:
+    """Table 3 seed by seed: how far one method is before another, in points, and on how many of the seeds."""
+    (table,), printed = tables.tables(section("table3-glyphs-full")), _all_printed("table3")
+    lines, wins, seeds = [], Counter[tuple[str, str]](), 0
+    for number, heading in enumerate(table.headings):
+        column = heading.column.removeprefix("glyphs in place of FEMNIST, ")
+        seeds += len(table.cells["FedEve", number].values)
+        line = [column]
+        for one, other in PAIRS:
+            ours, theirs = table.cells[one, number].values, table.cells[other, number].values
+            gaps = [ours[seed] - theirs[seed] for seed in ours]
+            won = sum(gap > 0 for gap in gaps)
+            wins[one, other] += won
+            line.append(f"{sum(gaps) / len(gaps):+.2f}, {won}/{len(gaps)}")
+        first, second = (printed[row][f"FEMNIST, {column}"][0] for row in ("FedEve", "FedAvg"))
+        line[1] += f" ({first - second:+.2f})"
+        lines.append(line)
+    lines.append(["of all", *(f"{wins[pair]}/{seeds}" for pair in PAIRS)])
+    short = {"FedOpt (FedAdam)": "FedAdam", "FedEveAdam (ours)": "FedEveAdam"}
+    return _markdown(["", *(f"{short.get(a, a)} - {short.get(b, b)}" for a, b in PAIRS)], lines)
+
+
 def _all_printed(name: str) -> dict[str, dict[str, list[float]]]:
     """What the paper prints for the rows of a table, by our names; nothing for rows of ours, or without a table."""
     found = paper_tables.build(paper_tables.TABLES[name], seeds=1).printed["accuracy"] if name else {}
@@ -105,7 +132,7 @@ def one_column(name: str, metric: str) -> str:
 
 def noise() -> str:
     """What `benchmarks/noise.py` found, by partition."""
-    found = json.loads((ROOT / "benchmarks" / "results" / "noise.json").read_text(encoding="utf-8"))
+    found = benchmark("noise")
     head = {"I / R": "I / R, the paper's", "I / J": "I / J, the jackknife's", "I / B": "I / B, from successive rounds"}
     head |= {"clients that count": "clients that count", "gain": "median gain"}
     lines = [
@@ -113,6 +140,39 @@ def noise() -> str:
         for partition in PARTITIONS
     ]
     return _markdown(["", *head.values()], lines)
+
+
+def benchmark(name: str) -> dict[str, Any]:
+    """What a benchmark left."""
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def steps() -> str:
+    """What `benchmarks/steps.py` found: one step of a pool, by width."""
+    kinds = {
+        "lenet5": "LeNet-5, batch 20",
+        "din": "DIN, batch 100, history 50, Adam",
+        "resnet18": "ResNet-18, batch 20",
+    }
+    lines = [
+        [words, step["precision"], str(step["width"]), f"{step['ms']:.2f} ms", f"{step['lane_steps_per_second']:,}"]
+        for name, words in kinds.items()
+        for step in benchmark(f"steps-{name}")["steps"]
+    ]
+    return _markdown(["a step", "precision", "lanes", "time", "lane-steps/s"], lines)
+
+
+def widths() -> str:
+    """What `benchmarks/widths.py` counted, by partition."""
+    found = benchmark("widths")
+    ways = ("a lane for every client", "as many as are of use")
+    lines = []
+    for partition in PARTITIONS:
+        counted = found[partition.lower().replace("et 1", "et 1.0")]
+        texts = [f"{c['width']}, {c['steps']:,}, {100 * c['occupancy']:.0f} %" for c in map(counted.get, ways)]
+        lines.append([partition, *texts])
+    return _markdown(["partition", *(f"{way}: lanes, steps, full" for way in ways)], lines)
 
 
 def _ours(table: Table, row: str, number: int) -> str:
@@ -134,7 +194,7 @@ def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join([*rows, *(f"| {' | '.join(line)} |" for line in lines)])
 
 
-BLOCKS = {
+BLOCKS: dict[str, Callable[[], str]] = {
     "table2 lr 0.01": lambda: ranking("MovieLens-1M, lr 0.01"),
     "table2 lr 0.001": lambda: ranking("MovieLens-1M, lr 0.001"),
     "table1": at_a_glance,
@@ -148,17 +208,20 @@ BLOCKS = {
         )
         for partition in PARTITIONS
     },
+    "table3 leads": leads,
     "table1 mnist": lambda: accuracies("table1-mnist", prefix="mnist in place of FEMNIST, "),
     "table1 mnist by label": lambda: accuracies("table1-mnist-150", prefix="mnist in place of FEMNIST, "),
     "ablation": lambda: one_column("taken-apart-mnist", "accuracy, %"),
     "noise": noise,
     "tuned mnist": lambda: one_column("tuned-mnist", "accuracy, %"),
     "tuned movielens": lambda: one_column("tuned-movielens", "AUC"),
+    "steps": steps,
+    "widths": widths,
 }
 
 
 def refreshed(text: str) -> str:
-    """The page's text with every table made anew."""
+    """A page's text with every table made anew."""
 
     def block(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n{BLOCKS[match[1]]()}\n<!-- end -->"
@@ -167,4 +230,5 @@ def refreshed(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(refreshed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
