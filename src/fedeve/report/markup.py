@@ -39,7 +39,7 @@ def _counts(section: Section) -> str:
     said = ", ".join(f"{count} {state}" for state, count in states.items())
     seconds = sum(entry.timing.get("seconds", 0) for entry in section.entries)
     steps = sum(entry.timing.get("client_steps", 0) for entry in section.entries)
-    cost = f"; {_duration(seconds)} and {steps:,.0f} client-steps in all" if seconds else ""
+    cost = f"; {_duration(seconds)} of process time and {steps:,.0f} client-steps" if seconds else ""
     return f"{len(section.entries)} runs: {said}{cost}. From {section.folder}."
 
 
