@@ -211,6 +211,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "table3 leads": leads,
     "table1 mnist": lambda: accuracies("table1-mnist", prefix="mnist in place of FEMNIST, "),
     "table1 mnist by label": lambda: accuracies("table1-mnist-150", prefix="mnist in place of FEMNIST, "),
+    "table3 mnist by label": lambda: accuracies("table3-mnist-150", prefix="mnist in place of FEMNIST, "),
     "ablation": lambda: one_column("taken-apart-mnist", "accuracy, %"),
     "noise": noise,
     "tuned mnist": lambda: one_column("tuned-mnist", "accuracy, %"),
