@@ -51,7 +51,7 @@ def test_grids_have_the_values_their_rows_say() -> None:
     assert Counter(row.split(",")[0] for row in rows(sweep)) == {
         "FedAvg": 3, "FedAvgM": 4, "FedProx": 4, "FedAdam": 5, "FedEve": 4, "FedEveAdam": 5,
     }  # fmt: skip
-    one = build(TABLES["tuned"], methods=["fedadam"], only=["movielens1m", "lr=0.001"])
+    one = build(TABLES["tuned"], methods=["fedadam"], only=["movielens1m,lr=0.001"])
     assert rows(one) == [f"FedAdam, server_lr {lr}" for lr in ("0.0003", "0.001", "0.003", "0.01", "0.03")]
     assert columns(one) == ["MovieLens-1M, lr 0.001"]
 

@@ -113,15 +113,19 @@ def test_the_gain_is_fedeves_alone_in_four_partitions_and_three_epochs() -> None
 
 
 def test_rows_and_columns_can_be_chosen() -> None:
-    some = build(TABLES["table1"], methods=["fedeve", "FedAvg"], only=["cifar100", "dirichlet-0.1"], seeds=2)
+    some = build(TABLES["table1"], methods=["fedeve", "FedAvg"], only=["cifar100,dirichlet-0.1"], seeds=2)
     assert {(point.row, point.column) for point in some.points} == {
         (row, "CIFAR-100, Dirichlet 0.1") for row in ("FedAvg", "FedEve", "FedEve (released)")
     }
     assert {point.row for point in build(TABLES["table2"], methods=["fedyogi"]).points} == {"FedOpt (FedYogi)"}
-    cell = build(TABLES["table3"], methods=["FedEve"], only=["dirichlet-0.01", "E=3", "E=5"], seeds=1)
+    cell = build(TABLES["table3"], methods=["FedEve"], only=["dirichlet-0.01,E=3,E=5"], seeds=1)
     assert [p.column for p in cell.points] == ["FEMNIST, Dirichlet 0.01, E = 3", "FEMNIST, Dirichlet 0.01, E = 5"]
-    with pytest.raises(FedeveError, match="table1 has no column with all of these: got natural, cifar100; leave some"):
-        build(TABLES["table1"], only=["natural", "cifar100"])
+    two = build(
+        TABLES["table3"], methods=["FedEve"], only=["natural,E=5", "dirichlet-0.01, E=3", "natural,E=5"], seeds=1
+    )
+    assert [p.column for p in two.points] == ["FEMNIST, natural, E = 5", "FEMNIST, Dirichlet 0.01, E = 3"]
+    with pytest.raises(FedeveError, match="table1 has no column with all of these: got 'natural,cifar100'; leave some"):
+        build(TABLES["table1"], only=["cifar100", "natural,cifar100"])
     for wrong in ({"methods": ["fedevil"]}, {"only": ["cifar10"]}, {"data": "mnist", "tiny": True}, {"data": "mnst"}):
         with pytest.raises(FedeveError):
             build(TABLES["table1"], **wrong)  # type: ignore[arg-type]

@@ -56,7 +56,8 @@ Methods = Annotated[
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        help="Only these columns: cifar100, natural, dirichlet-0.1, E=3, lr=0.001, ...; natural,E=3 is one cell a row."
+        help="Only these columns: cifar100, natural, dirichlet-0.1, E=3, lr=0.001, ...; natural,E=3 is one cell a row; "
+        "repeated, the columns of each."
     ),
 ]
 Clients = Annotated[
@@ -93,7 +94,7 @@ def _command(name: str) -> Callable[..., None]:
             table,
             seeds=min(seeds or table.seeds, 2) if tiny else seeds,
             methods=_split(methods, whole=[row.name.lower() for row in table.rows]),
-            only=_split(only),
+            only=only or (),
             clients=clients,
             data=data,
             tiny=tiny,

@@ -17,7 +17,7 @@ import numpy as np
 from ..data import cache
 from ..data.datasets import all_datasets
 from ..data.files import FileDataset
-from ..errors import FedeveError, Words, unknown
+from ..errors import FedeveError, unknown
 from ..seeds import SEEDS
 from . import config as configs
 from .config import Table
@@ -76,6 +76,7 @@ def build(
 ) -> Sweep:
     """A table as a sweep: some of its rows and columns, with a stand-in for FEMNIST or tiny on embedded data.
 
+    `only` are choices of columns like `natural,E=3`, united.
     With `clients` it is CIFAR-100's columns alone, dealt to so many.
     """
     if tiny and data is not None:
@@ -176,24 +177,31 @@ def _chosen_rows(table: PaperTable, methods: Sequence[str]) -> list[Row]:
 
 
 def _chosen_columns(table: PaperTable, only: Sequence[str]) -> list[Column]:
-    """Columns by parts of their key, so that `natural, E=3, E=5` is two of them.
+    """The columns of any of these choices, all where there is none."""
+    chosen = {column for choice in only for column in _choice(table, choice)}
+    return [column for column in table.columns if not only or column in chosen]
+
+
+def _choice(table: PaperTable, text: str) -> list[Column]:
+    """Columns by parts of their key, so that `natural,E=3,E=5` is two of them.
 
     Kinds of parts are data sets (`cifar100`), partitions (`natural`) and each change by its name (`E=3`). A column has
     one of the parts that were asked for of every kind that it has; with none of them it is left out.
     """
+    parts = [part.strip() for part in text.split(",")]
     known = list(dict.fromkeys(part for column in table.columns for part in column.key.split("/")))
-    for part in only:
+    for part in parts:
         if part not in known:
             raise unknown("part of this table", part, known)
-    kinds = {_kind(part) for part in only}
+    kinds = {_kind(part) for part in parts}
     chosen = []
     for column in table.columns:
         asked = {part for part in column.key.split("/") if _kind(part) in kinds}
-        if not only or (asked and asked <= set(only)):
+        if asked and asked <= set(parts):
             chosen.append(column)
     if not chosen:
-        do = "leave some out; --dry-run shows the columns"
-        raise FedeveError(f"{table.name} has no column with all of these", got=Words(", ".join(only)), do=do)
+        do = "leave some out, or give --only for each; --dry-run shows the columns"
+        raise FedeveError(f"{table.name} has no column with all of these", got=text, do=do)
     return chosen
 
 
