@@ -301,7 +301,7 @@ def test_profiles_say_where_the_time_went() -> None:
 
 def test_the_width_follows_cohorts_memory_and_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     def planned(**options: Any) -> int:
-        runs = [some_run(cohort=6, local=work), some_run(cohort=5, local=work)]
+        runs = [some_run(cohort=cohort, local=work, dropout=0.0) for cohort in (6, 5)]
         return Lanes(runs, torch.device("cpu"), batched=True, **options)._planned([0, 1])
 
     work = LocalWork(steps=4, batch=8)
