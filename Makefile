@@ -40,7 +40,7 @@ $(SWEEP): pyproject.toml constraints.txt
 	@touch $(SWEEP)
 
 test-sweep: $(SWEEP)  ## sweeps on a real Ray cluster, and the trackers, in an environment of their own
-	FEDEVE_REQUIRE_EXTRAS=1 .venv-sweep/bin/python -m pytest tests/experiments/test_sweep_ray.py \
+	FEDEVE_REQUIRE_EXTRAS=1 .venv-sweep/bin/python -m pytest -m '' tests/experiments/test_sweep_ray.py \
 		tests/experiments/test_trackers.py $(PYTEST)
 
 lint: $(READY)  ## formatter, linter, type checker

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from walking import DATA, SIZES, assert_close, in_rows, play, some_run
 
 from fedeve import (
     FedAvg,
@@ -18,15 +19,13 @@ from fedeve import (
     FedEve,
     FedeveError,
     LocalWork,
-    Record,
-    Run,
     Scaffold,
     all_methods,
     datasets,
     simulate,
 )
 from fedeve.engines.lanes import Lanes
-from fedeve.engines.loop import Book, Interrupted, Progress, _play
+from fedeve.engines.loop import Interrupted, Progress
 from fedeve.engines.pool import OnDevice, bytes_per_lane
 from fedeve.engines.profile import Profile
 from fedeve.layout import Layout
@@ -35,44 +34,6 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
 ]
-SIZES = [1, 7, 0, 40, 13, 20, 3, 0, 66, 21, 5, 31]
-
-
-def ragged(seed: int = 0) -> FederatedData:
-    """Clients of very different sizes, two of them empty."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(sum(SIZES) + 40, 6)).astype(np.float64)
-    y = (x @ rng.normal(size=(6, 3))).argmax(1)
-    clients = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    return FederatedData.from_arrays(x, y, clients, x_test=x[-40:], y_test=y[-40:])
-
-
-DATA = ragged()
-
-
-def some_run(**changes: Any) -> Run:
-    torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, 3))
-    defaults: dict[str, Any] = {"method": FedEve(), "data": DATA, "model": model, "rounds": 5, "cohort": 6}
-    defaults |= {"eval_every": 2, "seed": 3, "dtype": "float64", "empty": "keep", "dropout": 0.15}
-    return Run(**(defaults | {"local": LocalWork(lr=0.05, batch=8)} | changes))
-
-
-def assert_close(ours: Record, theirs: Record, tolerance: float) -> None:
-    gap = (ours.params.cpu() - theirs.params.cpu()).norm() / theirs.params.norm()
-    assert gap < tolerance
-    assert [line["answered"] for line in ours.lines] == [line["answered"] for line in theirs.lines]
-    assert ours.lost == theirs.lost and ours.left_out == theirs.left_out
-    for metric in theirs.metrics:
-        assert ours.metric(metric) == pytest.approx(theirs.metric(metric), rel=100 * tolerance)
-
-
-def in_rows(run: Run, width: int | None = None) -> Record:
-    """The pool of a GPU on a CPU: lanes are rows of one batch."""
-    engine = Lanes([run], torch.device("cpu"), batched=True, width=width)
-    book = Book(engine, 0, None, resume=False, every=1e9)
-    _play(engine, [book], None)
-    return book.record
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -110,6 +71,15 @@ def test_plans_longer_than_a_window_are_brought_in_pieces() -> None:
     assert_close(in_rows(run), reference, 1e-9)
 
 
+@pytest.mark.parametrize("name", all_methods())
+def test_a_cohort_of_empty_clients_is_a_round_in_which_nobody_moves(name: str) -> None:
+    run = some_run(method=all_methods()[name](), cohort=1, rounds=24, dropout=0.0)
+    assert any(not len(DATA.rows(client)) for number in range(24) for client in run.cohort_of(number))
+    reference = simulate(run, engine="reference")
+    assert_close(simulate(run, engine="lanes"), reference, 1e-9)
+    assert_close(in_rows(run), reference, 1e-9)
+
+
 def test_large_cohorts_are_summarised_in_parts() -> None:
     x, y = np.random.default_rng(0).normal(size=(300, 6)), np.arange(300) % 3
     data = FederatedData.from_arrays(x, y, [[row, row + 150] for row in range(150)], x_test=x, y_test=y)
@@ -134,13 +104,6 @@ def test_a_run_does_not_notice_who_shares_its_pool(device: str) -> None:
         for number in range(2):
             alone = play(Lanes([shared[number]], target, width=width, batched=batched))
             assert torch.equal(together[number], alone[0])
-
-
-def play(engine: Lanes) -> list[torch.Tensor]:
-    """Final parameters, with the engine's own hands."""
-    books = [Book(engine, number, None, resume=False, every=1e9) for number in range(len(engine.runs))]
-    _play(engine, books, None)
-    return [book.record.params for book in books]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -364,110 +327,6 @@ def test_lack_of_memory_halves_the_width_and_changes_nothing(monkeypatch: pytest
         ours = in_rows(run, width=6)
     assert set(steps) == {6, 3, 1}
     assert_close(ours, simulate(run, engine="reference"), 1e-9)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("model", ["lenet5", "cnn", "resnet18"])
-@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("tf32", 3e-2)])
-def test_kernels_give_the_reference_numbers(model: str, precision: str, tolerance: float) -> None:
-    x, y = np.random.default_rng(0).integers(0, 256, (120, 3, 16, 16), dtype=np.uint8), np.arange(120) % 5
-    data = FederatedData.from_arrays(x, y, np.array_split(np.arange(120), 6), x_test=x, y_test=y)
-    # At this rate ResNet-18 amplifies rounding: float32 and float64 end 3e-8 apart after one round of the reference and
-    # 4e-3 after five.
-    rounds = 1 if model == "resnet18" else 5
-    run = some_run(data=data, model=model, cohort=3, rounds=rounds, dropout=0.0, dtype="float32")
-    ours = simulate(run, engine="lanes", device="cuda", precision=precision)
-    exact = simulate(run, engine="reference", device="cpu")
-    assert (ours.params.cpu() - exact.params).norm() / exact.params.norm() < tolerance
-
-
-def by_hand(*runs: Run, width: int | None = None) -> list[torch.Tensor]:
-    """The parameters that our kernels end at; without a GPU Triton interprets them."""
-    pytest.importorskip("triton", reason="hand-batched layers need Triton")
-    from fedeve.engines.batched import Batched
-
-    class ByHand(Lanes):
-        def _pool(self, number: int, width: int) -> Any:
-            pool: Any = super()._pool(number, width)
-            pool.by_hand, pool.layers = True, Batched("ieee")
-            return pool
-
-    target = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return [params.cpu() for params in play(ByHand(list(runs), target, width=width, batched=True))]
-
-
-def test_whole_runs_with_our_kernels_are_the_reference() -> None:
-    x, y = np.random.default_rng(0).integers(0, 256, (8, 12, 12), dtype=np.uint8), np.arange(8) % 3
-    data = FederatedData.from_arrays(x, y, np.array_split(np.arange(8), 4), x_test=x, y_test=y)
-    changes = {"data": data, "model": "lenet5", "cohort": 2, "rounds": 2, "dropout": 0.0, "dtype": "float32"}
-    run = some_run(method=Scaffold(), local=LocalWork(lr=0.05, batch=2), **changes)
-    reference = simulate(run, engine="reference", device="cpu")
-    assert (by_hand(run)[0] - reference.params).norm() / reference.params.norm() < 1e-6
-
-
-class Odd(nn.Module):
-    """A parameter that is one number, and one that is never used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.idle = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(2, 3))
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * self.scale
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_odd_parameters_walk_in_lanes(momentum: float) -> None:
-    torch.manual_seed(0)
-    run = some_run(model=Odd(), dtype="float32", local=LocalWork(lr=0.05, batch=8, momentum=momentum))
-    reference = simulate(run, engine="reference", device="cpu")
-    assert_close(in_rows(run), reference, 1e-5)
-    assert (by_hand(run)[0] - reference.params).norm() / reference.params.norm() < 1e-5
-
-
-class Categories(nn.Module):
-    """Rows as DIN sees them, stored as they are."""
-
-    cardinalities = (5, 2, 7, 21, 3, 9)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.long()
-
-
-@pytest.mark.parametrize("few", [128, 8])
-def test_whole_runs_of_din_with_our_kernels_are_the_reference(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Histories padded by up to all of them; a batch's 24 items are few or many, and then lie in several blocks."""
-    pytest.importorskip("triton", reason="hand-batched layers need Triton")
-    from fedeve.engines import lookup
-
-    monkeypatch.setattr(lookup, "_FEW", few)
-    monkeypatch.setattr(lookup, "_SIDE", 8)
-    history = 5
-    rng = np.random.default_rng(0)
-    counts = (*Categories.cardinalities, *[Categories.cardinalities[-1]] * history)
-    x = np.stack([rng.integers(1, count, 16) for count in counts], axis=1)
-    x[:, 6:][np.arange(history) < rng.integers(0, history + 1, (16, 1))] = 0
-    y = np.arange(16) % 4 == 0
-    clients = [np.arange(7), np.arange(7, 9), np.arange(9, 16)]
-    data = FederatedData.from_arrays(
-        x, y * 1, clients, x_test=x[:4], y_test=y[:4] * 1, task="ranking", gather=Categories()
-    )
-    work = LocalWork(lr=0.01, batch=4, optimizer="adam")
-    changes = {"data": data, "model": "din", "cohort": 3, "rounds": 1, "dropout": 0.0, "dtype": "float32"}
-    run = some_run(local=work, **changes)
-    reference = simulate(run, engine="reference", device="cpu")
-    assert (by_hand(run)[0] - reference.params).norm() / reference.params.norm() < 1e-5
-
-
-@pytest.mark.parametrize("work", [{"lr": 0.05}, {"lr": 0.01, "optimizer": "adam"}], ids=str)
-def test_fused_steps_in_shared_lanes_are_the_reference(work: dict[str, Any]) -> None:
-    """Ragged clients of three methods: counts of steps differ, and a lane's next client is corrected otherwise."""
-    changes = {"model": "linear", "rounds": 3, "dtype": "float32", "local": LocalWork(batch=8, epochs=2, **work)}
-    runs = [some_run(method=all_methods()[name](), **changes) for name in ("scaffold", "fedprox", "fedavg")]
-    for ours, run in zip(by_hand(*runs, width=4), runs, strict=True):
-        reference = simulate(run, engine="reference", device="cpu")
-        assert (ours - reference.params).norm() / reference.params.norm() < 1e-5
 
 
 def test_a_precision_that_only_a_gpu_has_is_refused_elsewhere() -> None:

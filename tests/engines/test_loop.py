@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedeve import FedeveError, Record, all_methods, simulate
+from commandline import in_process
+from fedeve import FedeveError, Record, Scaffold, all_methods, simulate
 from fedeve.checkpoint import Checkpoint
 from fedeve.engines.loop import Interrupted, Progress
 from fedeve.memory import Memory
@@ -137,8 +137,27 @@ def test_an_interrupt_while_memories_are_written_loses_none(small_run: Any, tmp_
     assert_same_files(tmp_path / "whole", tmp_path / "parts")
 
 
-def play_cli(*arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "fedeve", *arguments], stdout=subprocess.DEVNULL)
+# The kills are real and so are the processes; only their seconds of importing are spared.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    ["commandline", "fedeve.engines.lanes", "fedeve.experiments.watching", "sklearn.datasets"]
+)
+
+
+def _fedeve(*arguments: str) -> None:
+    sys.exit(in_process(*arguments).returncode)
+
+
+def play_cli(*arguments: str) -> Any:
+    process = SERVER.Process(target=_fedeve, args=arguments)
+    process.start()
+    return process
+
+
+def finish(process: Any) -> int:
+    """Wait for its exit code."""
+    process.join()
+    return int(process.exitcode)
 
 
 def kill_at_random_moments(config: Path, out: Path, *, kills: int, seed: int, engine: str = "auto") -> None:
@@ -150,13 +169,13 @@ def kill_at_random_moments(config: Path, out: Path, *, kills: int, seed: int, en
         process = play_cli(*command, "--checkpoint-every", "0")
         seen = _progress(out)
         deadline = time.monotonic() + 60
-        # Imports take a second or two; the moments that matter come after a first sign of progress.
-        while process.poll() is None and _progress(out) == seen and time.monotonic() < deadline:
+        # Getting ready takes a while; the moments that matter come after a first sign of progress.
+        while process.is_alive() and _progress(out) == seen and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(float(rng.uniform(0, 0.06)))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert play_cli(*(("resume", str(out)) if (out / RECORD).exists() else start)).wait() == 0
+        process.kill()
+        process.join()
+    assert finish(play_cli(*(("resume", str(out)) if (out / RECORD).exists() else start))) == 0
 
 
 def _progress(out: Path) -> tuple[float, ...]:
@@ -167,7 +186,7 @@ def _progress(out: Path) -> tuple[float, ...]:
 def test_killed_at_random_moments_a_run_ends_as_if_never_touched(tmp_path: Path, engine: str) -> None:
     config = tmp_path / "run.toml"
     config.write_text(CONFIG)
-    assert play_cli("run", str(config), "--out", str(tmp_path / "whole"), "--engine", engine).wait() == 0
+    assert finish(play_cli("run", str(config), "--out", str(tmp_path / "whole"), "--engine", engine)) == 0
     kill_at_random_moments(config, tmp_path / "parts", kills=3, seed=1, engine=engine)
     assert_same_files(tmp_path / "whole", tmp_path / "parts")
 
@@ -177,7 +196,7 @@ def test_killed_at_random_moments_a_run_ends_as_if_never_touched(tmp_path: Path,
 def test_killed_many_times_whatever_the_method(tmp_path: Path, method: str) -> None:
     config = tmp_path / "run.toml"
     config.write_text(CONFIG.replace("scaffold", method))
-    assert play_cli("run", str(config), "--out", str(tmp_path / "whole")).wait() == 0
+    assert finish(play_cli("run", str(config), "--out", str(tmp_path / "whole"))) == 0
     kill_at_random_moments(config, tmp_path / "parts", kills=15, seed=2)
     assert_same_files(tmp_path / "whole", tmp_path / "parts")
 
@@ -285,6 +304,24 @@ def test_what_raises_in_a_round_leaves_every_run_checkpointed(small_run: Any, tm
     with pytest.raises(ZeroDivisionError):
         simulate(runs, engine=engine, out=folders, watch=fail, checkpoint_every=1e9)
     assert all((folder / CHECKPOINT).exists() for folder in folders)
+
+
+def test_a_run_that_breaks_while_its_memories_are_written_keeps_no_other_from_being_saved(
+    small_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, folders = [small_run(method=Scaffold(), seed=s) for s in (1, 2)], [tmp_path / "0", tmp_path / "1"]
+    put, broken = Memory.put, []
+
+    def break_the_first(self: Memory, vectors: Any) -> None:
+        broken.append(self)
+        if len(broken) > 4 and self is broken[0]:
+            raise KeyError("control")
+        put(self, vectors)
+
+    monkeypatch.setattr(Memory, "put", break_the_first)
+    with pytest.raises(KeyError, match="control"):
+        simulate(runs, out=folders, checkpoint_every=1e9)
+    assert [(folder / CHECKPOINT).exists() for folder in folders] == [False, True]
 
 
 def test_folders_are_as_many_as_runs_and_all_different(small_run: Any, tmp_path: Path) -> None:

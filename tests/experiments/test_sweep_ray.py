@@ -40,7 +40,18 @@ def holders(out: Path) -> set[int]:
     return {int(path.read_text().split()[0]) for path in out.glob("runs/*/.lock") if path.read_text()}
 
 
+def two_at_work(process: subprocess.Popen[str], out: Path, before: set[int]) -> set[int]:
+    """The workers that play, once both do and one of them has left something to go on from."""
+    deadline, found = time.monotonic() + 250, set[int]()
+    while len(found) < 2 or not any(out.glob("runs/*/checkpoint.safetensors")):
+        assert process.poll() is None and time.monotonic() < deadline, "two workers are at it"
+        time.sleep(0.05)
+        found = (holders(out) & set(workers())) - before
+    return found
+
+
 @needs_ray
+@pytest.mark.slow
 def test_two_workers_one_killed_half_way_leave_what_one_process_leaves(tmp_path: Path) -> None:
     config, out = write(tmp_path, LONG), tmp_path / "out"
     assert (
@@ -51,15 +62,13 @@ def test_two_workers_one_killed_half_way_leave_what_one_process_leaves(tmp_path:
     command = [sys.executable, "-m", "fedeve", "sweep", str(config), "--out", str(out), "--engine", "ray"]
     command += ["--device", "cpu", "--checkpoint-every", "0.2", "--json"]
     environment = os.environ | {"RAY_ADDRESS": "local", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    deadline = time.monotonic() + 200
-    while len(list(out.glob("runs/*/checkpoint.safetensors"))) < 3 and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.05)
-    victims = (holders(out) & set(workers())) - before
-    assert len(victims) == 2, "two workers are at it"
-    os.kill(min(victims), signal.SIGKILL)
-    output, _ = process.communicate(timeout=300)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            victims = two_at_work(process, out, before)
+            os.kill(min(victims), signal.SIGKILL)
+            output, _ = process.communicate(timeout=300)
+        finally:
+            process.kill()
     assert process.returncode == 0, output
     events = [json.loads(line) for line in output.splitlines()]
     assert sum(event["event"] == "finished" for event in events) == 8 and events[-1]["failed"] == 0

@@ -315,8 +315,9 @@ def _play(engine: Engine, books: list[Book], watch: Watcher | None, *, until: fl
             raise
         raise Interrupted(kept[0].position.num_rounds, kept[0].store.out) from None
     except Exception:
-        with suppress(FedeveError):  # the disk may be what failed
-            _save(books)
+        for book in books:
+            with suppress(Exception):  # whatever broke, be it the disk, keeps no other run from being saved
+                book.save()
         raise
     _save(books)
 

@@ -209,8 +209,10 @@ class Seat:
             self._note(part, good, self.outcome.remember)
             if len(good) < len(part.clients):
                 told = self._again(part, good, evaluate)
-        elif self.parts:
-            self._note(self.parts[0], list(range(len(self.parts[0].clients))), {})
+        elif self.parts:  # nobody has data: no step, but whoever answers may remember
+            part = self.parts[0]
+            _, remember, _ = finish(self.method, part.sent, part.replies(), self.run.local.lr)
+            self._note(part, list(range(len(part.clients))), remember)
         facts = None
         if self.outcome is not None:
             self.state, self.sent = self.outcome.state, self.outcome.sent
