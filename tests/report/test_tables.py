@@ -217,7 +217,21 @@ def test_a_column_where_a_row_has_no_finished_run_is_shown_as_of_a_round_that_al
     assert whole.title == "c" and whole.cells["a", 0].mean == pytest.approx(95)
 
 
-def test_a_column_is_not_cut_where_every_row_has_a_finished_run() -> None:
+def test_a_column_whose_rows_have_finished_different_seeds_is_cut_while_others_are_under_way() -> None:
+    entries = [
+        begun("a", 1, 4, [0.1, 0.2], DONE),
+        begun("a", 2, 4, [0.3], "unfinished"),
+        begun("b", 1, 4, [0.5], "unfinished"),
+        begun("b", 2, 4, [0.7, 0.8], DONE),
+    ]
+    table = tables.tables(section(*entries, last=1))[0]
+    assert table.title == "c (after 2 of 4 rounds)"
+    assert [dict(table.cells[row, 0].values) for row in "ab"] == [{1: 10.0, 2: 30.0}, {1: 50.0, 2: 70.0}]
+    chosen = tables.tables(section(entries[0], entries[3], last=1))[0]  # nothing is under way: so they were chosen
+    assert chosen.title == "c" and dict(chosen.cells["b", 0].values) == {2: 80.0}
+
+
+def test_a_column_is_not_cut_where_every_row_has_finished_the_same_seed() -> None:
     entries = [begun("a", 1, 4, [0.1, 0.2], DONE), begun("a", 2, 4, [0.3], "unfinished")]
     table = tables.tables(section(*entries, last=1))[0]
     assert table.title == "c" and dict(table.cells["a", 0].values) == {1: 20.0}
