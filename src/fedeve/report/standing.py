@@ -1,9 +1,11 @@
-"""Where a section stands while it is unfinished: a column in which a row has no finished run yet is shown as of the
-last round that all of its runs reached, and says so, instead of showing nothing. Pure: a section in, a section out.
+"""Where a section stands while it is unfinished: a column in which no seed is finished in every row yet is shown as of
+the last round that all of its runs reached, and says so, instead of showing nothing or comparing rows by different
+seeds. Pure: a section in, a section out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ..record import Record
@@ -15,8 +17,7 @@ def standing(section: Section) -> tuple[Section, dict[str, str]]:
     entries, notes = list(section.entries), {}
     for column in section.columns:
         begun = [n for n, entry in enumerate(entries) if entry.column == column and _has_begun(entry)]
-        finished = {entries[n].row for n in begun if entries[n].state == DONE}
-        if {entries[n].row for n in begun} <= finished:
+        if not _is_between(entries[n] for n in begun):
             continue
         reached = min(_reached(entries[n]) for n in begun)
         rounds = max(int(_record(entries[n]).header["config"]["rounds"]) for n in begun)
@@ -24,6 +25,19 @@ def standing(section: Section) -> tuple[Section, dict[str, str]]:
             entries[n] = _cut(entries[n], reached, min(section.last, max(1, reached // 10)))
         notes[column] = f" (after {reached:,} of {rounds:,} rounds)"
     return replace(section, entries=tuple(entries)), notes
+
+
+def _is_between(begun: Iterable[Entry]) -> bool:
+    """Whether runs are under way, and there is no seed by which all rows could be compared."""
+    finished: dict[str, set[int]] = {}
+    under_way = False
+    for entry in begun:
+        seeds = finished.setdefault(entry.row, set())
+        if entry.state == DONE:
+            seeds.add(entry.seed)
+        else:
+            under_way = True
+    return under_way and not set.intersection(*finished.values())
 
 
 def _has_begun(entry: Entry) -> bool:
