@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from walking import DATA, SIZES, assert_close, in_rows, play, some_run
 
@@ -19,6 +21,7 @@ from fedeve import (
     FedEve,
     FedeveError,
     LocalWork,
+    Run,
     Scaffold,
     all_methods,
     datasets,
@@ -78,6 +81,40 @@ def test_a_cohort_of_empty_clients_is_a_round_in_which_nobody_moves(name: str) -
     reference = simulate(run, engine="reference")
     assert_close(simulate(run, engine="lanes"), reference, 1e-9)
     assert_close(in_rows(run), reference, 1e-9)
+
+
+@st.composite
+def any_run(draw: st.DrawFn) -> Run:
+    """A few clients of few examples, many of them empty or silent."""
+    sizes = draw(st.lists(st.sampled_from([0, 0, 0, 1, 3, 8]), min_size=2, max_size=8).filter(any))
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(sum(sizes) + 5, 4)), rng.integers(0, 3, sum(sizes) + 5)
+    clients = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    work = [{}, {"epochs": 2}, {"steps": 3}, {"optimizer": "adam"}, {"momentum": 0.9}, {"clip": 0.1}]
+    empty = draw(st.sampled_from(["keep", "skip"]))
+    return Run(
+        method=all_methods()[draw(st.sampled_from(sorted(all_methods())))](),
+        data=FederatedData.from_arrays(x, y, clients, x_test=x[-5:], y_test=y[-5:]),
+        model="linear",
+        dtype="float64",
+        rounds=draw(st.integers(1, 5)),
+        cohort=draw(st.integers(1, len(sizes) if empty == "keep" else sum(map(bool, sizes)))),
+        empty=empty,
+        dropout=draw(st.sampled_from([0.0, 0.4, 0.9])),
+        dealing=draw(st.sampled_from(["own", "evenly", "dirichlet"])),
+        local=LocalWork(lr=0.05, batch=draw(st.integers(1, 4)), **draw(st.sampled_from(work))),
+        seed=draw(st.integers(0, 99)),
+        eval_every=draw(st.integers(1, 3)),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(any_run(), st.integers(1, 5))
+def test_whatever_the_run_lanes_are_the_reference(run: Run, width: int) -> None:
+    ours, theirs = in_rows(run, width), simulate(run, engine="reference")
+    torch.testing.assert_close(ours.params, theirs.params, rtol=1e-9, atol=1e-12)
+    assert ours.lost == theirs.lost and ours.left_out == theirs.left_out
+    assert [line["answered"] for line in ours.lines] == [line["answered"] for line in theirs.lines]
 
 
 def test_large_cohorts_are_summarised_in_parts() -> None:
