@@ -93,7 +93,9 @@ def leads(name: str, standin: str) -> str:
     (table,), printed = tables.tables(section(name)), _all_printed("table3")
     lines, wins, seeds = [], Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for number, heading in enumerate(table.headings):
-        title, column = (text.removeprefix(f"{standin} in place of FEMNIST, ") for text in (heading.title, heading.column))
+        title, column = (
+            text.removeprefix(f"{standin} in place of FEMNIST, ") for text in (heading.title, heading.column)
+        )
         line = [title]
         for pair in PAIRS:
             ours, theirs = (table.cells[row, number].values for row in pair)
@@ -212,6 +214,13 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "table1 mnist": lambda: accuracies("table1-mnist", prefix="mnist in place of FEMNIST, "),
     "table1 mnist by label": lambda: accuracies("table1-mnist-150", prefix="mnist in place of FEMNIST, "),
     "table3 mnist by label": lambda: accuracies("table3-mnist-150", prefix="mnist in place of FEMNIST, "),
+    **{
+        f"table3 mnist {partition}": partial(
+            accuracies, "table3-mnist", prefix=f"mnist in place of FEMNIST, {partition}, "
+        )
+        for partition in PARTITIONS
+    },
+    "table3 mnist leads": lambda: leads("table3-mnist", "mnist"),
     "ablation": lambda: one_column("taken-apart-mnist", "accuracy, %"),
     "ablation glyphs": lambda: one_column("taken-apart-glyphs", "accuracy, %"),
     "noise": noise,
