@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from small_sweep import COLUMNS, NASTY, SEEDS
 
 from fedeve import Record
 from fedeve.report import results, tables
+from fedeve.report.markup import section_html
 from fedeve.report.results import DONE, Entry, Section
 from fedeve.report.tables import holm, metric_named, paired
 
@@ -235,6 +237,24 @@ def test_a_column_is_not_cut_where_every_row_has_finished_the_same_seed() -> Non
     entries = [begun("a", 1, 4, [0.1, 0.2], DONE), begun("a", 2, 4, [0.3], "unfinished")]
     table = tables.tables(section(*entries, last=1))[0]
     assert table.title == "c" and dict(table.cells["a", 0].values) == {1: 20.0}
+
+
+@pytest.mark.parametrize(
+    ("columns", "title", "headings"),
+    [
+        (["mnist, natural, E = 1", "mnist, natural, E = 3"], "accuracy, %: mnist, natural", ["E = 1", "E = 3"]),
+        (["mnist, natural", "mnist, natural, E = 3"], "accuracy, %: mnist", ["natural", "natural, E = 3"]),
+        (["one, a", "other, a"], "accuracy, %", ["one, a", "other, a"]),
+        (["mnist, natural"], "mnist, natural", ["accuracy, %"]),
+    ],
+)
+def test_on_the_page_what_all_headings_begin_with_is_said_once(
+    columns: list[str], title: str, headings: list[str]
+) -> None:
+    found = section(*(run("a", column, 1, 0.5) for column in columns))
+    text = section_html(found, tables.tables(found), number=0, heading="h").replace("\xa0", " ")
+    assert re.findall("<h3>(.*?)</h3>", text)[0] == title
+    assert re.findall('class="sort">(.*?)</button>', text)[1 : len(columns) + 1] == headings
 
 
 def test_a_metric_that_no_finished_run_recorded_is_not_a_column() -> None:

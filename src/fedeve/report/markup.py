@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -103,8 +104,20 @@ def _block(title: str, table: str, *, note: str, aside: str = "") -> str:
     )
 
 
+def _lifted(table: Table) -> tuple[str, list[str]]:
+    """The table's title with what all its headings begin with, and the rest of each heading, unbroken at `=`."""
+    parts = [heading.title.replace(" = ", "\xa0=\xa0").split(", ") for heading in table.headings]
+    common = 0
+    if len(parts) > 1:
+        columns = zip(*(words[:-1] for words in parts), strict=False)
+        common = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
+    begin = ", ".join(parts[0][:common])
+    return f"{table.title}: {begin}" if begin else table.title, [", ".join(words[common:]) for words in parts]
+
+
 def _table(section: Section, table: Table, place: int) -> str:
-    titles = ["method", *(heading.title for heading in table.headings), "mean rank"]
+    title, headings = _lifted(table)
+    titles = ["method", *headings, "mean rank"]
     lower = [n + 1 for n, heading in enumerate(table.headings) if heading.metric.lower_is_better]
     body = []
     for row in table.rows:
@@ -120,7 +133,7 @@ def _table(section: Section, table: Table, place: int) -> str:
     )
     aside = f'<div class="exports">Save as {buttons}</div>'
     text = f"<table>{head}<tbody>{''.join(body)}</tbody></table>"
-    return _block(escape(table.title), text, note=note, aside=aside)
+    return _block(escape(title), text, note=note, aside=aside)
 
 
 def _legend(table: Table) -> str:
@@ -193,9 +206,9 @@ def _tests(section: Section, table: Table) -> str:
         f"Mean difference, {escape(chosen)} minus the row, over shared seeds; two-sided paired t test; Holm's "
         "correction within the column. Bold: p (Holm) below 0.05. Five seeds are few."
     )
-    titles = ["method", *(heading.title for heading in table.headings)]
-    text = f"<table>{_head(titles)}<tbody>{''.join(body)}</tbody></table>"
-    return _block(escape(f"{chosen} against each other method: {table.title}"), text, note=note)
+    title, headings = _lifted(table)
+    text = f"<table>{_head(['method', *headings])}<tbody>{''.join(body)}</tbody></table>"
+    return _block(escape(f"{chosen} against each other method: {title}"), text, note=note)
 
 
 def _test(section: Section, table: Table, row: str, number: int) -> str:
