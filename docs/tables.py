@@ -5,6 +5,7 @@ Each stands between `<!-- NAME -->` and `<!-- end -->`, so that a page cannot sa
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections import Counter, defaultdict
@@ -19,7 +20,7 @@ from fedeve.report.results import Section
 from fedeve.report.tables import Table
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "docs" / name for name in ("reproduction.md", "performance.md")]
+PAGES = [ROOT / "docs" / name for name in ("reproduction.md", "performance.md", "drift.md")]
 PARTITIONS = ("natural", "Dirichlet 1", "Dirichlet 0.1", "Dirichlet 0.01")
 
 
@@ -177,6 +178,25 @@ def widths() -> str:
     return _markdown(["partition", *(f"{way}: lanes, steps, full" for way in ways)], lines)
 
 
+def conditions() -> str:
+    """FedAvg under the four conditions over the paper's rounds, in percent of accuracy."""
+    names = {"iid": "iid", "client": "only client drift", "period": "only period drift", "both": "both"}
+    found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    with (ROOT / "docs" / "img" / "drift-fig2b-1500.csv").open(encoding="utf-8") as file:
+        for point in csv.DictReader(file):
+            found[point["condition"], point["alpha"]][int(point["round"])] = 100 * float(point["accuracy"])
+    lines = []
+    for alpha in ("", "0.1", "0.01"):
+        for condition in (name for name in names if (name, alpha) in found):
+            curve = found[condition, alpha]
+            early, last = ([curve[n] for n in curve if first <= n <= end] for first, end in ((110, 200), (1410, 1500)))
+            reached = min(n for n, value in curve.items() if value >= 95)
+            means = [f"{sum(values) / len(values):.1f}" for values in (early, last)]
+            row = names[condition] + (f", alpha {alpha}" if alpha else "")
+            lines.append([row, *means, f"{min(last):.1f} to {max(last):.1f}", str(reached)])
+    return _markdown(["", "rounds 110 to 200", "last 100 rounds", "range in these", "first at 95 %"], lines)
+
+
 def _ours(table: Table, row: str, number: int) -> str:
     cell, metric = table.cells[row, number], table.headings[number].metric
     if not cell.values:
@@ -229,6 +249,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "tuned movielens": lambda: one_column("tuned-movielens", "AUC"),
     "steps": steps,
     "widths": widths,
+    "conditions": conditions,
 }
 
 
