@@ -131,6 +131,18 @@ def test_rows_and_columns_can_be_chosen() -> None:
             build(TABLES["table1"], **wrong)  # type: ignore[arg-type]
 
 
+def test_a_seed_can_be_chosen_by_itself(tmp_path: Path) -> None:
+    def seeds(chosen: int | list[int]) -> list[int]:
+        sweep = build(TABLES["table1"], seeds=chosen, methods=["FedEve"], only=["cifar100,dirichlet-1"])
+        return [point.config["seed"] for point in sweep.points]
+
+    assert seeds(2) == list(SEEDS[:2]) and seeds([SEEDS[1], 7, SEEDS[1]]) == [SEEDS[1], 7]
+    ask = ("paper", "table2", "--tiny", "--methods", "FedEve", "--only", "lr=0.01", "--dry-run", "--out", tmp_path)
+    assert "seeds    3; 7\n" in fedeve(*ask, "--seed", 3, "--seed", 7).stdout
+    refused = fedeve(*ask, "--seeds", 2, "--seed", 225)
+    assert refused.returncode == 2 and "got '--seeds 2 and --seed 225'; leave one of them out" in refused.stderr
+
+
 def test_a_stand_in_is_called_what_it_is_and_has_no_printed_number_beside_it() -> None:
     sweep = build(TABLES["table1"], data="mnist", seeds=1, root="/data")
     columns = {point.column for point in sweep.points}

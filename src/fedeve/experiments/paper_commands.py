@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import FedeveError
 from .sweep_commands import Assignments, Options, play, with_options
 
 paper_app = typer.Typer(help="The paper's tables, each as a sweep.", no_args_is_help=True, rich_markup_mode=None)
@@ -49,6 +50,10 @@ def list_tables(
 Seeds = Annotated[
     int | None, typer.Option(help="How many of the paper's five seeds; as `paper list` says unless set.", min=1, max=5)
 ]
+Seed = Annotated[
+    list[int] | None,
+    typer.Option(help="This seed, the paper's or any other, instead of its first few; repeated, each.", min=0),
+]
 Methods = Annotated[
     list[str] | None,
     typer.Option(help="Only these: fedeve for its variants, FedEve for that row alone; with commas or repeated."),
@@ -76,6 +81,7 @@ def _command(name: str) -> Callable[..., None]:
     def make(
         out: Annotated[Path, typer.Option(help="Folder of the sweep.")] = Path("paper") / name,
         seeds: Seeds = None,
+        seed: Seed = None,
         methods: Methods = None,
         only: Only = None,
         clients: Clients = None,
@@ -92,7 +98,7 @@ def _command(name: str) -> Callable[..., None]:
         table = paper_tables.TABLES[name]
         sweep = paper_tables.build(
             table,
-            seeds=min(seeds or table.seeds, 2) if tiny else seeds,
+            seeds=_chosen_seeds(seeds, seed, tiny_of=table.seeds if tiny else None),
             methods=_split(methods, whole=[row.name.lower() for row in table.rows]),
             only=only or (),
             clients=clients,
@@ -104,6 +110,19 @@ def _command(name: str) -> Callable[..., None]:
         play(sweep, out, options)
 
     return make
+
+
+def _chosen_seeds(count: int | None, chosen: list[int] | None, *, tiny_of: int | None) -> int | list[int] | None:
+    """How many or which; two at most of a tiny table that would have `tiny_of`."""
+    if count is not None and chosen:
+        raise FedeveError(
+            "--seeds is how many, --seed is which; not both",
+            got=f"--seeds {count} and --seed {' --seed '.join(map(str, chosen))}",
+            do="leave one of them out",
+        )
+    if chosen:
+        return chosen
+    return count if tiny_of is None else min(count or tiny_of, 2)
 
 
 def _split(values: list[str] | None, *, whole: Sequence[str] = ()) -> list[str]:

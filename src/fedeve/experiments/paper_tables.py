@@ -65,7 +65,7 @@ TABLES = {
 def build(
     table: PaperTable,
     *,
-    seeds: int | None = None,
+    seeds: int | Sequence[int] | None = None,
     methods: Sequence[str] = (),
     only: Sequence[str] = (),
     clients: int | None = None,
@@ -76,7 +76,7 @@ def build(
 ) -> Sweep:
     """A table as a sweep: some of its rows and columns, with a stand-in for FEMNIST or tiny on embedded data.
 
-    `only` are choices of columns like `natural,E=3`, united.
+    `seeds` are how many of the paper's, or which. `only` are choices of columns like `natural,E=3`, united.
     With `clients` it is CIFAR-100's columns alone, dealt to so many.
     """
     if tiny and data is not None:
@@ -120,8 +120,10 @@ def _other_rounds(points: Sequence[Point], columns: Sequence[Column]) -> str:
     return f", {ours} rounds instead of {theirs}"
 
 
-def _seeds(table: PaperTable, count: int | None) -> tuple[int, ...]:
-    return SEEDS[: table.seeds if count is None else count]
+def _seeds(table: PaperTable, chosen: int | Sequence[int] | None) -> Iterable[int]:
+    if isinstance(chosen, Sequence):
+        return dict.fromkeys(chosen)
+    return SEEDS[: table.seeds if chosen is None else chosen]
 
 
 def _in_clients(table: PaperTable, count: int) -> PaperTable:
