@@ -74,7 +74,7 @@ def at_a_glance() -> str:
             (name, number)
             for name, table in found.items()
             for number, heading in enumerate(table.headings)
-            if heading.column in names and row in table.rows
+            if heading.column in names and row in table.rows and table.cells[row, number].values
         )
         early = re.search(r"after ([\d,]+) of", found[sweep].headings[number].title)
         reached = early[1] if early else sweeps[sweep]

@@ -44,6 +44,11 @@ Alphas = Annotated[
 Seeds = Annotated[
     int | None, typer.Option(help="So many of the paper's five seeds instead of the size's.", min=1, max=len(SEEDS))
 ]
+TraceClients = Annotated[
+    int | None,
+    typer.Option(help="Clients of the federation in which gradients are traced; each round takes them all.", min=2),
+]
+TraceExamples = Annotated[int | None, typer.Option(help="Examples each of these has at most.", min=1)]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, reference or lanes.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
@@ -60,6 +65,8 @@ def figures(
     epochs: Epochs = None,
     alpha: Alphas = None,
     seeds: Seeds = None,
+    trace_clients: TraceClients = None,
+    trace_examples: TraceExamples = None,
     root: Root = None,
     engine: EngineName = "auto",
     device: Device = "auto",
@@ -74,7 +81,8 @@ def figures(
     from .figures import FIGURES
 
     changes = changes_of(
-        data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha, seeds=seeds
+        data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha, seeds=seeds,
+        trace_clients=trace_clients, trace_examples=trace_examples,
     )  # fmt: skip
     make(
         list(only or FIGURES), out=out, size=size, changes=changes, root=root, engine=engine, device=device,
@@ -91,12 +99,13 @@ def changes_of(
     epochs: list[int] | None,
     alpha: list[float] | None,
     seeds: int | None,
+    **same: int | None,
 ) -> dict[str, Any]:
-    """What a command line changes of a size; None leaves it as it is."""
+    """What a command line changes of a size; None leaves it as it is. `same` are called there what they are here."""
     return {
         "data": data, "rounds": rounds, "trace_rounds": rounds, "num_clients": clients, "cohort": cohort,
         "epochs": tuple(epochs) if epochs else None, "alphas": tuple(alpha) if alpha else None,
-        "seeds": SEEDS[:seeds] if seeds else None,
+        "seeds": SEEDS[:seeds] if seeds else None, **same,
     }  # fmt: skip
 
 

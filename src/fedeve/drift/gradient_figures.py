@@ -35,7 +35,7 @@ def traced(lab: Lab, title: str, options: dict[str, Any]) -> Arrays:
     size, data = lab.size, lab.data(**options)
     few = some_clients(data, size.trace_clients, examples=size.trace_examples, seed=size.seeds[0])
     cohort = min(size.cohort, len(few.with_data))
-    run = lab.run(few, "fedavg", rounds=size.trace_rounds, cohort=cohort, eval_every=1, empty="skip")
+    run = lab.run(few, "fedavg", rounds=size.trace_rounds, cohort=cohort, empty="skip")
     key = f"{run.identity()} {size.trace_params}"
     if path.exists():
         with np.load(path, allow_pickle=False) as stored:

@@ -18,6 +18,8 @@ from .commands import (
     Rounds,
     Seeds,
     SizeName,
+    TraceClients,
+    TraceExamples,
     changes_of,
     make,
 )  # fmt: skip
@@ -50,13 +52,16 @@ def _command(name: str):  # type: ignore[no-untyped-def]
         epochs: Epochs = None,
         alpha: Alphas = None,
         seeds: Seeds = None,
+        trace_clients: TraceClients = None,
+        trace_examples: TraceExamples = None,
         root: Root = None,
         engine: EngineName = "auto",
         device: Device = "auto",
         as_json: AsJson = False,
     ) -> None:
         changes = changes_of(
-            data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha, seeds=seeds
+            data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha, seeds=seeds,
+            trace_clients=trace_clients, trace_examples=trace_examples,
         )  # fmt: skip
         make(
             [name], out=out, size=size, changes=changes, root=root, engine=engine, device=device, as_json=as_json

@@ -60,7 +60,7 @@ def some_clients(data: FederatedData, number: int, *, examples: int | None = Non
 
 def trace_training(run: Run, *, device: str = "cpu", tell: Tell | None = None) -> Trace:
     """The traces of a run's rounds, each at the parameters the round begins with; the run is played meanwhile."""
-    run = dataclasses.replace(run, watch_drift=False)
+    run = dataclasses.replace(run, watch_drift=False, eval_every=run.rounds)  # nobody asks for its metrics
     objective = ModelObjective(
         run.data, run.model, model_options=dict(run.model_options), seed=run.seed, dtype=run.dtype, device=device
     )
