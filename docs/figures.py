@@ -129,7 +129,7 @@ def paper() -> None:
             reached = re.findall(r"after ([\d,]+) of", heading.title) or ["1,500"]
             labels.append(f"{name}\n{setting}\n{reached[0]}")
             for n, (row, colour) in enumerate(zip(shown, colours, strict=True)):
-                if row not in table.rows:
+                if row not in table.rows or not table.cells[row, number].values:
                     continue
                 theirs = table.cells["FedAvg", number].values
                 gaps = [value - theirs[seed] for seed, value in table.cells[row, number].values.items()]
