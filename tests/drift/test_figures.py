@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from commandline import in_process as fedeve
-from fedeve import FedeveError, Record, cli
+from fedeve import FedeveError, Record, cli, simulate
 from fedeve.drift import figures, lab, paper_figures, style
 
 
@@ -108,11 +109,43 @@ def test_a_stopped_grid_goes_on_and_another_sizes_folder_is_refused(tmp_path: Pa
         lab.play_all(other, lab.gain_cells(other))
 
 
+def test_runs_on_the_same_data_are_played_together_with_the_numbers_they_have_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = dataclasses.replace(lab.SIZES["tiny"], rounds=3, num_clients=20, eval_every=1)
+    told: list[str] = []
+    place = lab.Lab(small, tmp_path / "together", tell=told.append)
+    cells, played = lab.condition_cells(place), []
+
+    def simulating(runs: Any, **options: Any) -> Any:
+        played.append(len(runs))
+        return simulate(runs, **options)
+
+    monkeypatch.setattr(lab, "simulate", simulating)
+    monkeypatch.setattr(lab.Clock, "__init__", functools.partialmethod(lab.Clock.__init__, every=0.0))
+    together = lab.play_all(place, cells[:-1])
+    # Both epochs and alphas of "iid" and "only client drift" are on the iid data, the others on one of two partitions.
+    assert sorted(played) == [3, 4, 6] and len(cells) == 14
+    assert any(line.startswith("rounds of 6 runs, iid  18/18") for line in told)
+    for cell, record in together:
+        assert record.lines == simulate(cell.build(place.data(**cell.data))).lines
+    played.clear()
+    assert lab.play_all(place, cells)[-1][1].lines and played == [1]  # the others lie there
+
+
 @pytest.mark.parametrize("command", [("paper", "gain"), ("drift", "figures", "--only", "gain")], ids=" ".join)
 def test_seeds_are_as_many_of_the_papers_as_are_asked_for(command: tuple[str, ...], tmp_path: Path) -> None:
     ended = fedeve(*command, "--size", "tiny", "--alpha", 1, "--epochs", 1, "--seeds", 2, "--out", tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert sorted(path.name.split("-s")[-1] for path in (tmp_path / "runs").iterdir()) == ["192", "225"]
+
+
+def test_the_federation_in_which_gradients_are_traced_can_be_chosen(tmp_path: Path) -> None:
+    options = ("--size", "tiny", "--alpha", 1, "--rounds", 20, "--trace-clients", 7, "--trace-examples", 3)
+    ended = fedeve("paper", "gaussian", *options, "--out", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (entry,) = json.loads((tmp_path / "figures.json").read_text())
+    assert "20 rounds in a federation of up to 7 clients with up to 3 examples each" in entry["caption"]
 
 
 def test_sizes_and_figures_have_names_and_mistakes_get_advice(tmp_path: Path) -> None:

@@ -16,13 +16,15 @@ from threadpoolctl import threadpool_limits
 from .. import methods
 from ..data import datasets
 from ..data.federated import FederatedData
-from ..engines.loop import Watcher, simulate
+from ..engines.loop import Progress, Watcher, simulate
 from ..errors import FedeveError, unknown
 from ..local import LocalWork
 from ..record import RECORD, Record
 from ..run import Run
 from ..seeds import SEEDS
 from .conditions import CONDITIONS
+
+_TOGETHER = 64  # runs that are played at a time: each has its own state on the device, and files of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,34 +163,73 @@ class Lab:
         local = LocalWork(lr=size.lr, batch=20, epochs=epochs)
         return Run(method=methods.create(method), data=data, local=local, **(defaults | options))
 
-    def play(self, name: str, build: Callable[[], Run], *, label: str) -> Record:
-        """A run's record: from its folder if it is there, gone on with if it is unfinished, else from the start."""
-        out = self.out / "runs" / name
-        run = build()
-        begun = (out / RECORD).exists()
-        if begun:
-            record = Record.read(out / RECORD)
-            if record.header["identity"] != run.identity():
-                raise FedeveError(
-                    f"{out} holds a run of another size or version",
-                    got=record.header["identity"],
-                    do="choose another folder with --out, or remove this one",
-                )
-            if record.lines and record.lines[-1]["round"] == run.rounds:
-                return record
-        engine = Record.read(out / RECORD).header["engine"] if begun else self.engine
-        with self.watching(label) as watch:
-            return simulate(run, out=out, resume=begun, engine=engine, device=self.device, watch=watch)
+    def play(self, cells: Sequence[Cell]) -> dict[str, Record]:
+        """The records of cells on the same data, by name: from their folders if they are there, gone on with if they
+        are unfinished, else from the start. Those that are left share lanes."""
+        data = self.data(**cells[0].data)
+        runs = {cell.name: cell.build(data) for cell in cells}
+        found = {name: record for name, run in runs.items() if (record := self._finished(name, run)) is not None}
+        left = [cell for cell in cells if cell.name not in found]
+        if not left:
+            return found
+        with self._watched(left, [runs[cell.name] for cell in left]) as watch:
+            played = simulate(
+                [runs[cell.name] for cell in left], out=[self._folder(cell.name) for cell in left], resume="auto",
+                engine=self.engine, device=self.device, checkpoint_every=30.0, watch=watch,
+            )  # fmt: skip
+        return found | {cell.name: record for cell, record in zip(left, played, strict=True)}
+
+    def _folder(self, name: str) -> Path:
+        return self.out / "runs" / name
+
+    def _finished(self, name: str, run: Run) -> Record | None:
+        """The record that lies in a run's folder, if it reaches the end."""
+        path = self._folder(name) / RECORD
+        if not path.exists():
+            return None
+        record = Record.read(path)
+        if record.header["identity"] != run.identity():
+            raise FedeveError(
+                f"{path.parent} holds a run of another size or version",
+                got=record.header["identity"],
+                do="choose another folder with --out, or remove this one",
+            )
+        return record if record.lines and record.lines[-1]["round"] == run.rounds else None
+
+    @contextmanager
+    def _watched(self, cells: list[Cell], runs: list[Run]) -> Iterator[Watcher | None]:
+        """One run round by round; several by how much of them is done."""
+        if len(cells) == 1:
+            with self.watching(cells[0].label) as watch:
+                yield watch
+            return
+        clock = Clock(f"rounds of {len(runs)} runs, {cells[0].on}", sum(run.rounds for run in runs), self.tell)
+        seen: set[int] = set()
+
+        def count(progress: Progress) -> None:
+            if progress.number not in seen:
+                seen.add(progress.number)
+                clock.total -= progress.num_rounds - 1  # which an earlier session played
+            clock()
+
+        yield count
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid: its folder's name, what it shows, and how it is built."""
+    """One run of a grid: its folder's name, what it shows, on which data, and how it is built."""
 
     name: str
     label: str
     keys: dict[str, Any]
-    build: Callable[[], Run]
+    data: dict[str, Any]
+    """Options of the data set; cells that have the same are played together."""
+    build: Callable[[FederatedData], Run]
+
+    @property
+    def on(self) -> str:
+        """The data in words."""
+        return " ".join(f"{key} {value}" if key == "alpha" else str(value) for key, value in self.data.items())
 
 
 def condition_cells(lab: Lab) -> list[Cell]:
@@ -205,14 +246,14 @@ def condition_cells(lab: Lab) -> list[Cell]:
 def _condition_cell(lab: Lab, name: str, *, alpha: float, epochs: int, seed: int) -> Cell:
     condition = CONDITIONS[name]
 
-    def build() -> Run:
-        data = lab.data(**condition.data_options(alpha))
+    def build(data: FederatedData) -> Run:
         return lab.run(data, "fedavg", epochs=epochs, seed=seed, **condition.run_options(alpha))
 
     shown = "" if name == "iid" else f" alpha {alpha:g}"
     folder = f"fedavg-{name}{shown.replace(' alpha ', '-')}-e{epochs}-s{seed}"
     keys = {"condition": name, "alpha": None if name == "iid" else alpha, "epochs": epochs, "seed": seed}
-    return Cell(folder, f"{condition.title}{shown} E {epochs} seed {seed}", keys, build)
+    label = f"{condition.title}{shown} E {epochs} seed {seed}"
+    return Cell(folder, label, keys, condition.data_options(alpha), build)
 
 
 def gain_cells(lab: Lab) -> list[Cell]:
@@ -221,20 +262,24 @@ def gain_cells(lab: Lab) -> list[Cell]:
     for seed in lab.size.seeds:
         for epochs in lab.size.epochs:
             for title, options in lab.partitions().items():
-                build = _gain_build(lab, options, epochs=epochs, seed=seed)
+                build = _gain_build(lab, epochs=epochs, seed=seed)
                 folder = f"fedeve-{title.replace('alpha ', '')}-e{epochs}-s{seed}"
                 keys = {"partition": title, "epochs": epochs, "seed": seed}
-                cells.append(Cell(folder, f"FedEve {title} E {epochs} seed {seed}", keys, build))
+                cells.append(Cell(folder, f"FedEve {title} E {epochs} seed {seed}", keys, options, build))
     return cells
 
 
-def _gain_build(lab: Lab, options: dict[str, Any], *, epochs: int, seed: int) -> Callable[[], Run]:
-    return lambda: lab.run(lab.data(**options), "fedeve", epochs=epochs, seed=seed)
+def _gain_build(lab: Lab, *, epochs: int, seed: int) -> Callable[[FederatedData], Run]:
+    return lambda data: lab.run(data, "fedeve", epochs=epochs, seed=seed)
 
 
 def play_all(lab: Lab, cells: Sequence[Cell]) -> list[tuple[Cell, Record]]:
-    """Every cell of a grid with its record, played one after another."""
-    return [
-        (cell, lab.play(cell.name, cell.build, label=f"{number}/{len(cells)} {cell.label}"))
-        for number, cell in enumerate(cells, start=1)
-    ]
+    """Every cell of a grid with its record; those on the same data are played together, up to so many at a time."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(repr(cell.data), []).append(cell)
+    records: dict[str, Record] = {}
+    for group in groups.values():
+        for first in range(0, len(group), _TOGETHER):
+            records |= lab.play(group[first : first + _TOGETHER])
+    return [(cell, records[cell.name]) for cell in cells]
