@@ -5,14 +5,14 @@ Which batches it sees (`plan`) and how a step moves it (`begin`, `advance`). Mod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import seeds, settings
+from . import augment, seeds, settings
 from .errors import FedeveError
 from .method import Correction, Vector, lane
 from .seeds import Indices
@@ -31,11 +31,21 @@ class LocalWork:
     momentum: float = setting(0.0, help="momentum of SGD", low=0, below=1)
     weight_decay: float = setting(0.0, help="L2 penalty added to the gradient", low=0)
     clip: float | None = setting(None, help="largest norm of a gradient, after its correction", above=0)
+    augment: str = setting("none", help="images as they are, or mirrored and shifted", choices=augment.CHOICES)
 
     def __post_init__(self) -> None:
         settings.check(self, where="local.")
         if self.optimizer == "adam" and self.momentum:
             raise FedeveError("Adam has no momentum", got=self.momentum, do="leave local.momentum out, or use sgd")
+
+    @property
+    def augments(self) -> bool:
+        """Whether images are mirrored and shifted."""
+        return self.augment != "none"
+
+    def describe(self) -> dict[str, Any]:
+        """The settings by name. What came later is there where it is used, so that names of earlier runs stay."""
+        return {name: value for name, value in asdict(self).items() if name != "augment" or self.augments}
 
 
 def plan(work: LocalWork, num_examples: int, *, seed: int, round: int, client: int) -> Indices:
@@ -52,6 +62,11 @@ def plan(work: LocalWork, num_examples: int, *, seed: int, round: int, client: i
     for epoch in range(epochs):
         rows[epoch, :num_examples] = rng.permutation(num_examples)
     return rows.reshape(epochs * per_epoch, work.batch)[: work.steps]
+
+
+def views(work: LocalWork, plan: Indices, *, seed: int, round: int, client: int) -> Indices:
+    """How each example of a client's plan is seen, [steps, batch]; all as they are stored unless `work` augments."""
+    return augment.draw(plan, seed=seed, round=round, client=client) if work.augments else np.zeros_like(plan)
 
 
 def num_steps(work: LocalWork, sizes: Indices) -> Indices:

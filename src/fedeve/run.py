@@ -57,6 +57,12 @@ class Run:
                 got=self.cohort,
                 do=f"set cohort to at most {self.num_available}",
             )
+        if self.local.augments and (len(self.data.input_shape) not in (2, 3) or self.data.gather is not None):
+            raise FedeveError(
+                "only images, [height, width] or [channels, height, width], can be mirrored and shifted",
+                got=Words(f"inputs of shape {self.data.input_shape}"),
+                do="leave local.augment out",
+            )
         if isinstance(self.model, nn.Module):
             Layout.of(self.model)
         else:
@@ -116,7 +122,7 @@ class Run:
             **plain,
             "model": {"name": name, **self.model_options},
             "method": {"name": self.method.name, **dataclasses.asdict(self.method)},
-            "local": dataclasses.asdict(self.local),
+            "local": self.local.describe(),
             "data": {"name": self.data.name, **self.data.options},
         }
 

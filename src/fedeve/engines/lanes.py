@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import local, tasks
+from .. import augment, local, tasks
 from ..errors import FedeveError, Words
 from ..layout import Layout
 from ..local import LocalWork
@@ -31,7 +31,7 @@ from ..store import Position
 from .batched import AVAILABLE, Batched
 from .pool import Batch, OnDevice, Pool, Task, bytes_kept, bytes_per_lane, is_plain, upload
 from .profile import Profile
-from .reference import gradient, refuse_misfit
+from .reference import Examples, gradient, refuse_misfit
 from .seat import Part, Seat
 from .server import Server
 from .turn import Turn
@@ -239,17 +239,22 @@ class Trainer:
 
     def __call__(self, start: Tensor, correction: Correction, work: LocalWork, plan: Indices) -> Tensor:
         """Where a client ends."""
-        rows = np.unique(plan[plan >= 0])
-        x, y = self.data.inputs(self.data.x[rows], self.dtype), torch.from_numpy(self.data.y[rows])
-        batches = (torch.from_numpy(np.searchsorted(rows, batch[batch >= 0])) for batch in plan)
         self.model.train()
         if is_plain(work):
-            return self._descend(start, correction, work.lr, ((x[mine], y[mine]) for mine in batches))
+            return self._descend(start, correction, work.lr, self._batches(work, plan))
         walk = local.begin(work, start)
-        for mine in batches:
-            grad = gradient(self.model, self.layout, self.data.task, walk.params, x[mine], y[mine])
+        for x, y in self._batches(work, plan):
+            grad = gradient(self.model, self.layout, self.data.task, walk.params, x, y)
             walk = local.advance(work, walk, grad, start=start, correction=correction)
         return walk.params
+
+    def _batches(self, work: LocalWork, plan: Indices) -> Iterator[tuple[Tensor, Tensor]]:
+        plan, views = augment.unfolded(plan) if work.augments else (plan, plan)
+        rows = np.unique(plan[plan >= 0])
+        mine = Examples(self.data, rows, self.dtype, torch.device("cpu"), augmented=work.augments)
+        for batch, seen in zip(plan, views, strict=True):
+            there = batch >= 0
+            yield mine.batch(np.searchsorted(rows, batch[there]), seen[there])
 
     def _descend(
         self, start: Tensor, correction: Correction, lr: float, batches: Iterable[tuple[Tensor, Tensor]]

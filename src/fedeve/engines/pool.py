@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import local, tasks
+from .. import augment, local, tasks
 from ..data.federated import FederatedData
 from ..layout import Layout
 from ..local import LocalWork
@@ -49,6 +49,13 @@ class OnDevice:
         tensors = [torch.from_numpy(a if a.flags.writeable else np.array(a)).to(device) for a in arrays]
         self.x, self.y, self.x_test, self.y_test = tensors
         self.transform = data.transform(dtype, device)
+
+    def examples(self, index: Tensor, *, augmented: bool = False) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these rows, which carry their views where they are augmented."""
+        if not augmented:
+            return self.transform(self.x[index]), self.y[index]
+        rows, views = augment.unfolded(index)
+        return self.transform(augment.seen(self.x[rows], views)), self.y[rows]
 
 
 @dataclass(frozen=True)
@@ -218,9 +225,8 @@ class Batch:
     def _step(self) -> None:
         active = self.cursor < self.end
         index = self.plan[self.numbers, self.cursor.clamp(max=WINDOW - 1)]
-        rows = index.clamp(min=0)
         counts = ((index >= 0) & active[:, None]).to(self.params.dtype)
-        grads = self._gradients(self.data.transform(self.data.x[rows]), self.data.y[rows], counts)
+        grads = self._gradients(*self.data.examples(index.clamp(min=0), augmented=self.work.augments), counts)
         (self._fused if self.by_hand and self.plain else self._advance)(grads, active)
         self.num_steps += active
         self.cursor += active

@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import local, seeds, tasks
+from .. import augment, local, seeds, tasks
 from ..data.federated import FederatedData
 from ..errors import FedeveError, Words
 from ..layout import Layout
@@ -71,16 +72,17 @@ class Reference:
     ) -> tuple[Tensor, int]:
         """One client's local work on its own rows, or those given: its update, end minus start, and its steps."""
         run, rows = self.run, self.run.data.rows(client) if rows is None else rows
-        x = run.data.inputs(run.data.x[rows], self.dtype).to(self.device)
-        y = torch.from_numpy(run.data.y[rows]).to(self.device)
+        mine = Examples(run.data, rows, self.dtype, self.device, augmented=run.local.augments)
         correction = run.method.correction(sent, memory)
         walk = local.begin(run.local, sent.params)
         self.model.train()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):  # for random layers
             torch.manual_seed(seeds.torch_seed(run.seed, round, client, "layers"))
-            for batch in local.plan(run.local, len(rows), seed=run.seed, round=round, client=client):
-                mine = torch.from_numpy(batch[batch >= 0]).to(self.device)
-                grad = gradient(self.model, self.layout, run.data.task, walk.params, x[mine], y[mine])
+            stream = {"seed": run.seed, "round": round, "client": client}
+            plan = local.plan(run.local, len(rows), **stream)
+            for batch, views in zip(plan, local.views(run.local, plan, **stream), strict=True):
+                x, y = mine.batch(batch[batch >= 0], views[batch >= 0])
+                grad = gradient(self.model, self.layout, run.data.task, walk.params, x, y)
                 walk = local.advance(run.local, walk, grad, start=sent.params, correction=correction)
         return walk.params - sent.params, int(walk.num_steps)
 
@@ -102,6 +104,26 @@ class Reference:
             outputs.append(torch.func.functional_call(self.model, named, (x,)))
         y = torch.from_numpy(data.y_test).to(self.device)
         return {name: float(value) for name, value in tasks.metrics(data.task, torch.cat(outputs), y).items()}
+
+
+class Examples:
+    """Some rows of a federation, as a model sees them batch by batch."""
+
+    def __init__(
+        self, data: FederatedData, rows: Indices, dtype: torch.dtype, device: torch.device, *, augmented: bool
+    ) -> None:
+        self.device, self.augmented, self.y = device, augmented, torch.from_numpy(data.y[rows]).to(device)
+        if augmented:  # views are of what is stored
+            self.x, self.transform = torch.from_numpy(np.array(data.x[rows])).to(device), data.transform(dtype, device)
+        else:
+            self.x = data.inputs(data.x[rows], dtype).to(device)
+
+    def batch(self, places: Indices, views: Indices) -> tuple[Tensor, Tensor]:
+        """Inputs and targets at these places; in these views, where they are augmented."""
+        at = torch.from_numpy(places).to(self.device)
+        if not self.augmented:
+            return self.x[at], self.y[at]
+        return self.transform(augment.seen(self.x[at], torch.from_numpy(views).to(self.device))), self.y[at]
 
 
 def gradient(model: nn.Module, layout: Layout, task: str, params: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import local
+from .. import augment, local
 from ..memory import Memory
 from ..method import Correction, Sent, Vectors
 from ..run import Run
@@ -111,8 +111,14 @@ class Seat:
         return self.foreseen
 
     def _plan(self, num_rounds: int, client: int, rows: Indices) -> Indices:
-        plan = local.plan(self.run.local, len(rows), seed=self.run.seed, round=num_rounds, client=client)
-        return np.where(plan >= 0, rows[plan], -1) if len(rows) else plan
+        stream = {"seed": self.run.seed, "round": num_rounds, "client": client}
+        plan = local.plan(self.run.local, len(rows), **stream)
+        if not len(rows):
+            return plan
+        index = rows[plan]
+        if self.run.local.augments:
+            index = augment.folded(index, local.views(self.run.local, plan, **stream))
+        return np.where(plan >= 0, index, -1)
 
     def open_round(self) -> None:
         """Begin the next round with the state as it is."""

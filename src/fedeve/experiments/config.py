@@ -119,7 +119,7 @@ class Plan:
             **settings.as_kept(Run, {key: given[key] for key in _PLAIN}),
             "model": {"name": self.plain["model"], **self.plain["model_options"]},
             "method": {"name": self.method.name, **dataclasses.asdict(self.method)},
-            "local": dataclasses.asdict(self.local),
+            "local": self.local.describe(),
             "data": {"name": self.dataset.name, **dataclasses.asdict(self.dataset)},
         }
 
