@@ -8,9 +8,10 @@ from __future__ import annotations
 import csv
 import json
 import re
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ PAGES = [ROOT / "docs" / name for name in ("reproduction.md", "performance.md", 
 PARTITIONS = ("natural", "Dirichlet 1", "Dirichlet 0.1", "Dirichlet 0.01")
 
 
+@cache
 def section(name: str) -> Section:
     """The sweep of a folder below results/."""
     return results.read([ROOT / "results" / name]).sections[0]
@@ -89,6 +91,9 @@ PAIRS = [("FedEve", rival) for rival in ("FedAvg", "FedAvgM", "FedProx", "SCAFFO
 PAIRS += [("FedEveAdam (ours)", "FedOpt (FedAdam)")]
 
 
+EPOCHS = {", E = 1": [", E = 1"], ", E = 3 and 5": [", E = 3", ", E = 5"]}
+
+
 def leads(name: str, standin: str) -> str:
     """Table 3 seed by seed: how far one method is before another, in points, and on how many of the seeds."""
     (table,), printed = tables.tables(section(name)), _all_printed("table3")
@@ -99,8 +104,7 @@ def leads(name: str, standin: str) -> str:
         )
         line = [title]
         for pair in PAIRS:
-            ours, theirs = (table.cells[row, number].values for row in pair)
-            gaps = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+            gaps = _gaps(table, number, pair)
             won = sum(gap > 0 for gap in gaps)
             wins[pair] += won
             seeds[pair] += len(gaps)
@@ -109,8 +113,51 @@ def leads(name: str, standin: str) -> str:
         line[1] += f" ({first - second:+.2f})"
         lines.append(line)
     lines.append(["of all", *(f"{wins[pair]}/{seeds[pair]}" for pair in PAIRS)])
+    return _markdown(["", *_pair_titles()], lines)
+
+
+def _gaps(table: Table, number: int, pair: tuple[str, str]) -> list[float]:
+    """How far one row is before another, seed by seed."""
+    ours, theirs = (table.cells[row, number].values if row in table.rows else {} for row in pair)
+    return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+
+
+def verdicts() -> str:
+    """Where one method wins, ties and loses against another, over all pairs of runs with one setting and seed."""
+    label = PARTITIONS[1:]
+    places = [("glyphs", "table3-glyphs-full", "glyphs in place of FEMNIST", PARTITIONS)]
+    places += [("MNIST", "table3-mnist", "mnist in place of FEMNIST", PARTITIONS)]
+    places += [("CIFAR-100, N = 100", "table1-cifar100", "CIFAR-100", label)]
+    places += [("CIFAR-100, N = 500", "table1-cifar100-500", "CIFAR-100 in 500 clients", label)]
+    places += [("MovieLens-1M, HR@10", "table2", "MovieLens-1M", ("lr 0.01", "lr 0.001"))]
+    lines = []
+    for title, folder, prefix, settings in places:
+        table = next(t for t in tables.tables(section(folder)) if folder != "table2" or t.title == "HR@10")
+        scale = 100 if folder == "table2" else 1
+        for setting in settings:
+            numbers = {heading.column: n for n, heading in enumerate(table.headings)}
+            ways = EPOCHS if folder.startswith("table3") else {"": [""]}
+            for words, endings in ways.items():
+                columns = [numbers[f"{prefix}, {setting}{ending}"] for ending in endings]
+                found = [[scale * gap for n in columns for gap in _gaps(table, n, pair)] for pair in PAIRS]
+                lines.append([f"{title}, {setting}{words}", *map(_verdict, found)])
+    return _markdown(["", *_pair_titles()], lines)
+
+
+def _verdict(gaps: Sequence[float]) -> str:
+    """Of four pairs or more, nine tenths decide; the median, since a run that fails is far away from all others."""
+    if not gaps:
+        return "not run"
+    middle, won = statistics.median(gaps), sum(gap > 0 for gap in gaps)
+    if len(gaps) < 4:
+        return f"{middle:+.1f}"
+    word = "**wins**" if won >= 0.9 * len(gaps) else "loses" if won <= 0.1 * len(gaps) else "ties"
+    return f"{word} {middle:+.2f} ({won}/{len(gaps)})"
+
+
+def _pair_titles() -> list[str]:
     short = {"FedOpt (FedAdam)": "FedAdam", "FedEveAdam (ours)": "FedEveAdam"}
-    return _markdown(["", *(f"{short.get(a, a)} - {short.get(b, b)}" for a, b in PAIRS)], lines)
+    return [f"{short.get(a, a)} - {short.get(b, b)}" for a, b in PAIRS]
 
 
 def _all_printed(name: str) -> dict[str, dict[str, list[float]]]:
@@ -219,6 +266,7 @@ def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "table2 lr 0.01": lambda: ranking("MovieLens-1M, lr 0.01"),
     "table2 lr 0.001": lambda: ranking("MovieLens-1M, lr 0.001"),
+    "verdicts": verdicts,
     "table1": at_a_glance,
     "table1 cifar100": lambda: accuracies("table1-cifar100-150", prefix="CIFAR-100, ", printed="table1"),
     "table1 cifar100 whole": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", printed="table1"),
