@@ -261,9 +261,15 @@ def test_version_and_citation_are_told() -> None:
 def test_every_help_text_ends_in_an_example(command: tuple[str, ...]) -> None:
     done = in_process(*command, "--help")
     assert done.returncode == 0
-    assert "Usage:" in done.stdout
+    assert "Usage:" in done.stdout and "\\" not in done.stdout
     if command:
         assert f"Example: fedeve {' '.join(command)}" in done.stdout
+
+
+def test_a_command_that_there_is_not_is_guessed_once() -> None:
+    said = in_process("paper", "tabel1").stderr
+    assert said.count("Did you mean") == 1 and "'table1'" in said and said.endswith("See 'fedeve --help'.\n")
+    assert in_process("run", "--outt", "x").stderr.count("--out") >= 1
 
 
 def test_help_does_not_wait_for_pytorch() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from . import __version__
 from .drift import paper_figures
@@ -348,6 +349,7 @@ def _writable(out: Path) -> None:
 
 def main() -> None:
     """Entry point: errors become one line and exit code 2."""
+    typer.core.HAS_RICH = False  # which escapes the brackets of a help text, \[required], even where nothing is rich
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except FedeveError as error:
@@ -356,7 +358,10 @@ def main() -> None:
         print(f"fedeve: {error}", file=sys.stderr)
         sys.exit(2)
     except _COMMAND_LINE_ERROR as error:
-        print(f"fedeve: {error.format_message()} See 'fedeve --help'.", file=sys.stderr)
+        words, _, _ = error.format_message().partition(" (Did you mean")
+        if "Did you mean" not in words:  # Typer has guessed what was meant, then Click guesses once more
+            words = error.format_message()
+        print(f"fedeve: {words} See 'fedeve --help'.", file=sys.stderr)
         sys.exit(2)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..options import with_options
 from ..seeds import SEEDS
 
 drift_app = typer.Typer(
@@ -30,47 +32,55 @@ Target = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the figures, and for the runs they need.")]
-SizeName = Annotated[
-    str, typer.Option("--size", help="tiny (seconds), quick (minutes to an hour), paper (its settings; use a GPU).")
-]
-Data = Annotated[str | None, typer.Option(help="Another data set than the size's.")]
-Rounds = Annotated[int | None, typer.Option(help="Other numbers of rounds, of runs and of traces.", min=1)]
-Clients = Annotated[int | None, typer.Option(help="Clients of the Dirichlet and iid partitions.", min=1)]
-Cohort = Annotated[int | None, typer.Option(help="Clients a round.", min=1)]
-Epochs = Annotated[list[int] | None, typer.Option(help="Local epochs of the runs; may be given several times.", min=1)]
-Alphas = Annotated[
-    list[float] | None, typer.Option("--alpha", help="Dirichlet's alpha; may be given several times, largest first.")
-]
-Seeds = Annotated[
-    int | None, typer.Option(help="So many of the paper's five seeds instead of the size's.", min=1, max=len(SEEDS))
-]
-TraceClients = Annotated[
-    int | None,
-    typer.Option(help="Clients of the federation in which gradients are traced; each round takes them all.", min=2),
-]
-TraceExamples = Annotated[int | None, typer.Option(help="Examples each of these has at most.", min=1)]
-EngineName = Annotated[str, typer.Option("--engine", help="auto, reference or lanes.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+@dataclass(frozen=True)
+class FigureOptions:
+    """How figures are made, as options of a command; None leaves what the size has."""
+
+    size: Annotated[
+        str, typer.Option(help="tiny (seconds), quick (minutes to an hour), paper (its settings; use a GPU).")
+    ] = "quick"
+    data: Annotated[str | None, typer.Option(help="Another data set than the size's.")] = None
+    rounds: Annotated[int | None, typer.Option(help="Other numbers of rounds, of runs and of traces.", min=1)] = None
+    clients: Annotated[int | None, typer.Option(help="Clients of the Dirichlet and iid partitions.", min=1)] = None
+    cohort: Annotated[int | None, typer.Option(help="Clients a round.", min=1)] = None
+    epochs: Annotated[
+        list[int] | None, typer.Option(help="Local epochs of the runs; may be given several times.", min=1)
+    ] = None
+    alpha: Annotated[
+        list[float] | None, typer.Option(help="Dirichlet's alpha; may be given several times, largest first.")
+    ] = None
+    seeds: Annotated[
+        int | None, typer.Option(help="So many of the paper's five seeds instead of the size's.", min=1, max=len(SEEDS))
+    ] = None
+    trace_clients: Annotated[
+        int | None,
+        typer.Option(help="Clients of the federation in which gradients are traced; each round takes them all.", min=2),
+    ] = None
+    trace_examples: Annotated[int | None, typer.Option(help="Examples each of these has at most.", min=1)] = None
+    root: Root = None
+    engine: Annotated[str, typer.Option(help="auto, reference or lanes.")] = "auto"
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    as_json: AsJson = False
+
+    def changes(self) -> dict[str, Any]:
+        """What these change of a size."""
+        return {
+            "data": self.data, "rounds": self.rounds, "trace_rounds": self.rounds, "num_clients": self.clients,
+            "cohort": self.cohort, "epochs": tuple(self.epochs) if self.epochs else None,
+            "alphas": tuple(self.alpha) if self.alpha else None, "seeds": SEEDS[: self.seeds] if self.seeds else None,
+            "trace_clients": self.trace_clients, "trace_examples": self.trace_examples,
+        }  # fmt: skip
 
 
 @drift_app.command()
+@with_options(FigureOptions)
 def figures(
     out: Out,
     only: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given several times.")] = None,
-    size: SizeName = "quick",
-    data: Data = None,
-    rounds: Rounds = None,
-    clients: Clients = None,
-    cohort: Cohort = None,
-    epochs: Epochs = None,
-    alpha: Alphas = None,
-    seeds: Seeds = None,
-    trace_clients: TraceClients = None,
-    trace_examples: TraceExamples = None,
-    root: Root = None,
-    engine: EngineName = "auto",
-    device: Device = "auto",
-    as_json: AsJson = False,
+    *,
+    options: FigureOptions,
 ) -> None:
     """Make the figures of the paper's analysis: each as SVG, PNG and CSV, and figures.json for the report page.
 
@@ -80,46 +90,10 @@ def figures(
     """
     from .figures import FIGURES
 
-    changes = changes_of(
-        data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha, seeds=seeds,
-        trace_clients=trace_clients, trace_examples=trace_examples,
-    )  # fmt: skip
-    make(
-        list(only or FIGURES), out=out, size=size, changes=changes, root=root, engine=engine, device=device,
-        as_json=as_json,
-    )  # fmt: skip
+    make(list(only or FIGURES), out, options)
 
 
-def changes_of(
-    *,
-    data: str | None,
-    rounds: int | None,
-    clients: int | None,
-    cohort: int | None,
-    epochs: list[int] | None,
-    alpha: list[float] | None,
-    seeds: int | None,
-    **same: int | None,
-) -> dict[str, Any]:
-    """What a command line changes of a size; None leaves it as it is. `same` are called there what they are here."""
-    return {
-        "data": data, "rounds": rounds, "trace_rounds": rounds, "num_clients": clients, "cohort": cohort,
-        "epochs": tuple(epochs) if epochs else None, "alphas": tuple(alpha) if alpha else None,
-        "seeds": SEEDS[:seeds] if seeds else None, **same,
-    }  # fmt: skip
-
-
-def make(
-    names: list[str],
-    *,
-    out: Path,
-    size: str,
-    changes: dict[str, Any],
-    root: str | None,
-    engine: str,
-    device: str,
-    as_json: bool,
-) -> None:
+def make(names: list[str], out: Path, options: FigureOptions) -> None:
     """Make these figures and say so; what `fedeve drift figures` and `fedeve paper NAME` share."""
     from ..cli import _stoppable, _writable
     from ..errors import unknown
@@ -129,18 +103,18 @@ def make(
     for name in names:
         if name not in figures.FIGURES:
             raise unknown("figure", name, figures.FIGURES)
-    chosen = lab.size(size, **changes)
+    chosen = lab.size(options.size, **options.changes())
     _writable(out)
     place = lab.Lab(
-        chosen, out, root=root, engine=engine, device=device, tell=_teller(as_json),
-        watching=lambda label: watching(label, as_json=as_json),
+        chosen, out, root=options.root, engine=options.engine, device=options.device, tell=_teller(options.as_json),
+        watching=lambda label: watching(label, as_json=options.as_json),
     )  # fmt: skip
     with _stoppable():
         try:
             entries = figures.make(place, names)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped; the same command goes on where it was") from None
-    if as_json:
+    if options.as_json:
         print(json.dumps({"done": True, "out": str(out), "figures": entries}))
         return
     for entry in entries:

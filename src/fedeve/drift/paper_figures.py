@@ -4,25 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from .commands import (
-    Alphas,
-    AsJson,
-    Clients,
-    Cohort,
-    Data,
-    Device,
-    EngineName,
-    Epochs,
-    Out,
-    Root,
-    Rounds,
-    Seeds,
-    SizeName,
-    TraceClients,
-    TraceExamples,
-    changes_of,
-    make,
-)  # fmt: skip
+from ..options import Command, with_options
+from .commands import FigureOptions, Out, make
 
 HELP = {
     "fig2a": "Draw the classes that the sampled clients bring over 20 rounds.",
@@ -41,30 +24,9 @@ def add(app: typer.Typer) -> None:
         app.command(name, help=f"{help}\n\nExample: fedeve paper {name} --out figures --size tiny")(_command(name))
 
 
-def _command(name: str):  # type: ignore[no-untyped-def]
-    def command(
-        out: Out,
-        size: SizeName = "quick",
-        data: Data = None,
-        rounds: Rounds = None,
-        clients: Clients = None,
-        cohort: Cohort = None,
-        epochs: Epochs = None,
-        alpha: Alphas = None,
-        seeds: Seeds = None,
-        trace_clients: TraceClients = None,
-        trace_examples: TraceExamples = None,
-        root: Root = None,
-        engine: EngineName = "auto",
-        device: Device = "auto",
-        as_json: AsJson = False,
-    ) -> None:
-        changes = changes_of(
-            data=data, rounds=rounds, clients=clients, cohort=cohort, epochs=epochs, alpha=alpha, seeds=seeds,
-            trace_clients=trace_clients, trace_examples=trace_examples,
-        )  # fmt: skip
-        make(
-            [name], out=out, size=size, changes=changes, root=root, engine=engine, device=device, as_json=as_json
-        )  # fmt: skip
+def _command(name: str) -> Command:
+    @with_options(FigureOptions)
+    def command(out: Out, *, options: FigureOptions) -> None:
+        make([name], out, options)
 
     return command

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import FedeveError
-from .sweep_commands import Assignments, Options, play, with_options
+from ..options import with_options
+from .sweep_commands import Assignments, Options, play
 
 paper_app = typer.Typer(help="The paper's tables, each as a sweep.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -77,7 +78,7 @@ Root = Annotated[str | None, typer.Option(help="Folder of the data files; FEDEVE
 
 
 def _command(name: str) -> Callable[..., None]:
-    @with_options
+    @with_options(Options)
     def make(
         out: Annotated[Path, typer.Option(help="Folder of the sweep.")] = Path("paper") / name,
         seeds: Seeds = None,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ..options import with_options
 
 if TYPE_CHECKING:
     from .sweep import Sweep
@@ -58,31 +58,7 @@ class Options:
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that has every field of `Options` as an option of its own, and gets them together as `options`."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "options"]
-    hints = get_type_hints(Options, include_extras=True)
-    shared = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in fields(Options)
-    ]
-    signature = inspect.Signature([*own, *shared])
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        options = Options(**{field.name: bound.arguments.pop(field.name) for field in fields(Options)})
-        command(**bound.arguments, options=options)
-
-    wrapped.__signature__ = signature  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
-    return wrapped
-
-
-@with_options
+@with_options(Options)
 def sweep(
     config: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="What to vary; see docs/sweeps.md.")],
     out: Out,
