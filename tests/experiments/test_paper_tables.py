@@ -131,6 +131,15 @@ def test_rows_and_columns_can_be_chosen() -> None:
             build(TABLES["table1"], **wrong)  # type: ignore[arg-type]
 
 
+def test_the_title_says_what_is_not_as_in_the_paper() -> None:
+    chosen = {"seeds": 1, "methods": ["FedEve"], "only": ["cifar100"]}
+    plain = build(TABLES["table1"], **chosen).title  # type: ignore[arg-type]
+    assignments = ["eval_every=50", "local.augment=flip-crop", "rounds=150"]
+    changed = build(TABLES["table1"], **chosen, assignments=iter(assignments))  # type: ignore[arg-type]
+    assert changed.title == f"{plain}, 150 rounds instead of 1500, local.augment=flip-crop"
+    assert all(point.config["local"]["augment"] == "flip-crop" for point in changed.points)
+
+
 def test_a_seed_can_be_chosen_by_itself(tmp_path: Path) -> None:
     def seeds(chosen: int | list[int]) -> list[int]:
         sweep = build(TABLES["table1"], seeds=chosen, methods=["FedEve"], only=["cifar100,dirichlet-1"])

@@ -79,6 +79,7 @@ def build(
     `seeds` are how many of the paper's, or which. `only` are choices of columns like `natural,E=3`, united.
     With `clients` it is CIFAR-100's columns alone, dealt to so many.
     """
+    assignments = list(assignments)
     if tiny and data is not None:
         raise FedeveError("tiny has data of its own", got=data, do="leave out --tiny or --data")
     if data is not None and data not in all_datasets():
@@ -104,7 +105,7 @@ def build(
             config = _of_row(base, row, column, tiny=tiny)
             points += [Point(configs.check({**config, "seed": s}), row.name, label) for s in _seeds(table, seeds)]
     title = table.title + (" (tiny, on embedded data)" if tiny else f" ({data} in place of FEMNIST)" * bool(standins))
-    title += "" if tiny else _other_rounds(points, columns)
+    title += ("" if tiny else _other_rounds(points, columns)) + _other_settings(assignments)
     sweep = Sweep(title, points, list(table.metrics), grows=True, notes=_read_printed()["notes"].get(table.name, []))
     sweep = replace(sweep, last=min(LAST, max(1, min(point.rounds for point in points) // 10)))
     printed = _printed(table, rows, names)
@@ -118,6 +119,11 @@ def _other_rounds(points: Sequence[Point], columns: Sequence[Column]) -> str:
         return ""
     ours, theirs = ("/".join(map(str, sorted(some))) for some in (rounds, printed))
     return f", {ours} rounds instead of {theirs}"
+
+
+def _other_settings(assignments: Iterable[str]) -> str:
+    """For a title: what was set otherwise than in the paper; how often is evaluated and on what are said elsewhere."""
+    return "".join(f", {words}" for words in assignments if not words.startswith(("rounds=", "eval_every=", "data.")))
 
 
 def _seeds(table: PaperTable, chosen: int | Sequence[int] | None) -> Iterable[int]:
