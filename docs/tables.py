@@ -233,7 +233,7 @@ def conditions() -> str:
         for point in csv.DictReader(file):
             found[point["condition"], point["alpha"]][int(point["round"])] = 100 * float(point["accuracy"])
     lines = []
-    for alpha in ("", "0.1", "0.01"):
+    for alpha in ("", "1", "0.1", "0.01"):
         for condition in (name for name in names if (name, alpha) in found):
             curve = found[condition, alpha]
             early, last = ([curve[n] for n in curve if first <= n <= end] for first, end in ((110, 200), (1410, 1500)))
