@@ -10,6 +10,7 @@ import pytest
 from sweeping import fedeve
 
 from fedeve import FedeveError, Record
+from fedeve.drift import paper_figures
 from fedeve.experiments.manifest import read_manifest
 from fedeve.experiments.paper_tables import TABLES, build
 from fedeve.experiments.sweep import Sweep
@@ -84,7 +85,7 @@ def test_every_printed_number_stands_beside_a_cell_of_ours() -> None:
     )
     second = build(TABLES["table2"]).printed["ndcg@10"]["FedEve"]
     assert second == {f"MovieLens-1M, lr {lr}": [0.2407, 0.0037] for lr in ("0.01", "0.001")}
-    assert not build(TABLES["gain"]).printed
+    assert not build(TABLES["gains"]).printed
 
 
 def test_movielens_is_there_at_the_papers_rate_and_at_the_released_codes() -> None:
@@ -108,7 +109,7 @@ def test_cifar_in_other_clients_is_called_what_it_is_and_has_no_printed_number_b
 
 
 def test_the_gain_is_fedeves_alone_in_four_partitions_and_three_epochs() -> None:
-    sweep = build(TABLES["gain"], seeds=1)
+    sweep = build(TABLES["gains"], seeds=1)
     assert {point.row for point in sweep.points} == {"FedEve", "FedEve (released)"} and len(sweep.points) == 2 * 12
 
 
@@ -129,6 +130,13 @@ def test_rows_and_columns_can_be_chosen() -> None:
     for wrong in ({"methods": ["fedevil"]}, {"only": ["cifar10"]}, {"data": "mnist", "tiny": True}, {"data": "mnst"}):
         with pytest.raises(FedeveError):
             build(TABLES["table1"], **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_is_a_command_of_its_own(name: str, tmp_path: Path) -> None:
+    ended = fedeve("paper", name, "--tiny", "--seeds", 1, "--dry-run", "--out", tmp_path)
+    assert ended.returncode == 0 and ended.stdout.startswith(TABLES[name].title), ended.stderr
+    assert name not in paper_figures.HELP
 
 
 def test_the_title_says_what_is_not_as_in_the_paper() -> None:
@@ -162,7 +170,7 @@ def test_a_stand_in_is_called_what_it_is_and_has_no_printed_number_beside_it() -
     assert sweep.title.endswith("(mnist in place of FEMNIST)")
     data = {json.dumps(p.config["data"], sort_keys=True) for p in sweep.points if "FEMNIST, natural" in p.column}
     assert len(data) == 1 and '"num_clients": null' in data.pop()
-    glyphs = build(TABLES["gain"], data="glyphs", seeds=1, root="/data")
+    glyphs = build(TABLES["gains"], data="glyphs", seeds=1, root="/data")
     sizes = {
         tuple(point.config["data"][key] for key in ("num_writers", "num_images", "num_test")) for point in glyphs.points
     }
@@ -194,7 +202,7 @@ def test_paper_list_says_what_there_is() -> None:
         ("table1", 7 * 9, "accuracy"),
         ("table2", 2 * 9, "ndcg@10"),
         pytest.param("table3", 12 * 9, "accuracy", marks=pytest.mark.slow),
-        pytest.param("gain", 12 * 2, "accuracy", marks=pytest.mark.slow),
+        pytest.param("gains", 12 * 2, "accuracy", marks=pytest.mark.slow),
     ],
 )
 def test_a_tiny_table_goes_the_whole_way(

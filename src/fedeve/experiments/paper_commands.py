@@ -13,7 +13,7 @@ from ..errors import FedeveError
 from ..options import with_options
 from .sweep_commands import Assignments, Options, play
 
-paper_app = typer.Typer(help="The paper's tables, each as a sweep.", no_args_is_help=True, rich_markup_mode=None)
+paper_app = typer.Typer(help="The paper's tables, each as a sweep, and figures of its analysis.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @paper_app.command("list")
@@ -136,7 +136,7 @@ _HELP = {
     "table1": "Table 1: every method on FEMNIST and CIFAR-100, by partition.",
     "table2": "Table 2: every method on MovieLens-1M.",
     "table3": "Table 3: every method on FEMNIST, by partition and local epochs.",
-    "gain": "The gain of FedEve by partition and local epochs, which the paper shows as box plots.",
+    "gains": "The gain of FedEve by partition and local epochs, in both variants; `paper gain` draws boxes of it.",
     "tuned": "Beyond the paper: small grids of every method that has something to tune.",
     "ablation": "Beyond the paper: FedEve taken apart, one part changed at a time.",
 }

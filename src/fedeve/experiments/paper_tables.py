@@ -50,7 +50,7 @@ TABLES = {
             EPOCHS,
         ),
         PaperTable(
-            "gain",
+            "gains",
             "The Kalman gain by partition and local epochs",
             "FedEve's gain over the rounds, in both variants; the paper shows box plots",
             EPOCHS,
