@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-convert test-sweep lint format bench bench-peers clean
+.PHONY: help demo test test-slow test-all test-convert test-sweep lint format bench bench-peers clean
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
@@ -18,6 +18,9 @@ demo: $(READY)  ## compare FedAvg, FedAvgM and FedEve on embedded data; writes d
 
 test: $(READY)  ## all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 $(PYTEST)
+
+test-slow: $(READY)  ## the slow ones alone
+	$(BIN)/python -m pytest -n 2 -m slow $(PYTEST)
 
 test-all: $(READY)  ## every test
 	$(BIN)/python -m pytest -n 2 -m '' $(PYTEST)

@@ -13,7 +13,11 @@ from ..errors import FedeveError
 from ..options import with_options
 from .sweep_commands import Assignments, Options, play
 
-paper_app = typer.Typer(help="The paper's tables, each as a sweep, and figures of its analysis.", no_args_is_help=True, rich_markup_mode=None)
+paper_app = typer.Typer(
+    help="The paper's tables, each as a sweep, and figures of its analysis.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @paper_app.command("list")
