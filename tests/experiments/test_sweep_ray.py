@@ -18,8 +18,8 @@ needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None and not os.environ.get("FEDEVE_REQUIRE_EXTRAS"),
     reason="ray is an extra; make test-sweep installs and requires it",
 )
-# One process leaves them in order; the cluster's workers take them as they come.
-LONG = SWEEP.replace("rounds = 30", "rounds = 150")
+# One process leaves them in order; the workers take them as they come. Long enough for a worker that starts late.
+LONG = SWEEP.replace("rounds = 30", "rounds = 600")
 
 
 def workers() -> dict[int, str]:
