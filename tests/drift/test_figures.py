@@ -133,6 +133,22 @@ def test_runs_on_the_same_data_are_played_together_with_the_numbers_they_have_al
     assert lab.play_all(place, cells)[-1][1].lines and played == [1]  # the others lie there
 
 
+def test_several_runs_gone_on_with_count_what_is_left_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = dataclasses.replace(lab.SIZES["tiny"], rounds=4, num_clients=20, epochs=(1, 2), alphas=(0.1,))
+    monkeypatch.setattr(lab.Clock, "__init__", functools.partialmethod(lab.Clock.__init__, every=0.0))
+    told: list[str] = []
+
+    def stop(line: str) -> None:
+        if "  5/8" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lab.play_all(stopped := lab.Lab(small, tmp_path, tell=stop), lab.gain_cells(stopped))
+    lab.play_all(place := lab.Lab(small, tmp_path, tell=told.append), lab.gain_cells(place))
+    done, total = told[-1].split("  ")[1].split("/")
+    assert done == total and int(total) < 8
+
+
 @pytest.mark.parametrize("command", [("paper", "gain"), ("drift", "figures", "--only", "gain")], ids=" ".join)
 def test_seeds_are_as_many_of_the_papers_as_are_asked_for(command: tuple[str, ...], tmp_path: Path) -> None:
     ended = fedeve(*command, "--size", "tiny", "--alpha", 1, "--epochs", 1, "--seeds", 2, "--out", tmp_path)
