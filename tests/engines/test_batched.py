@@ -98,10 +98,19 @@ def test_few_channels_of_so_many_pixels_that_several_programs_take_them() -> Non
     assert_same_gradients(model, images(channels=1, size=24), "tf32", 2e-6)
 
 
-@pytest.mark.parametrize(("size", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), ((3, 2), 1, 1)])
-def test_convolutions_with_channels_last(size: Any, stride: Any, padding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are in bfloat16, here in float32, with norms that find the channels last."""
+@pytest.mark.parametrize(
+    ("size", "stride", "padding", "piece"),
+    [(3, 1, 1, 32), (3, 2, 1, 2048), (1, 2, 0, 2048), ((3, 2), (2, 1), (2, 1), 2048), (2, 3, 0, 2048)],
+)
+def test_convolutions_with_channels_last(
+    size: Any, stride: Any, padding: Any, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are in bfloat16, here in float32, with norms that find the channels last.
+
+    A gradient summed in one piece is passed on as it lies, with the channels last.
+    """
     monkeypatch.setattr(channels, "suits", lambda weight, precision: weight.shape[0] % channels.MULTIPLE == 0)
+    monkeypatch.setattr(channels, "_PIECE", piece)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 16, 1), nn.Conv2d(16, 32, size, stride=stride, padding=padding), nn.GroupNorm(2, 32), nn.ReLU()
@@ -327,9 +336,10 @@ def test_double_precision_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def in_parts(slope: Tensor) -> list[Tensor]:
-    """Gradients of tensors that make up vectors of 1,500; the second does not lie as it is read."""
-    one, two, three = slope.split([1, 1200, 299], dim=1)
-    return [one, two.unflatten(1, (30, 40)).mT.contiguous().mT, three.unflatten(1, (13, 23))]
+    """Gradients of tensors that make up vectors of 1,500; two of them do not lie in the vectors' order."""
+    one, two, kernels, four = slope.split([1, 1000, 288, 211], dim=1)
+    kernels = kernels.unflatten(1, (4, 8, 3, 3)).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    return [one, two.unflatten(1, (25, 40)).mT.contiguous().mT, kernels, four]
 
 
 def test_a_fused_step_is_the_local_step_and_leaves_idle_lanes_alone() -> None:

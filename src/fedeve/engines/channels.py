@@ -7,6 +7,7 @@ who else is there.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -26,12 +27,9 @@ def _convolve(
     x, w, out, NUM,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    TURNED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[lane, n, p, q, o] = sum over taps and c of w[lane, o, tap, c] x[lane, n, p+kh, q+kw, c].
-
-    TURNED, for the gradient of an input: of w[lane, c, last tap - tap, o] instead.
-    """
+    """out[lane, n, p, q, o] = sum over taps and c of w[lane, o, tap, c] x[lane, n, p+kh, q+kw, c]."""
     TAPS: tl.constexpr = KH * KW
     PARTS: tl.constexpr = C // BK
     lane = tl.program_id(2).to(tl.int64)
@@ -50,14 +48,59 @@ def _convolve(
         there = (bits >> tap) & 1 != 0 if PH + PW > 0 else m < NUM * P * Q
         away = (tap // KW * W + tap % KW) * C + first
         patch = tl.load(x + (begin[:, None] + (away + k)[None, :]), mask=there[:, None], other=0.0)
-        if TURNED:
-            at = (first + k)[:, None] * (TAPS * O) + (TAPS - 1 - tap) * O + o[None, :]
-        else:
-            at = o[None, :] * (TAPS * C) + tap * C + (first + k)[:, None]
+        at = o[None, :] * (TAPS * C) + tap * C + (first + k)[:, None]
         kernel = tl.load(w + at, mask=(o < O)[None, :], other=0.0)
         total = tl.dot(patch, kernel, total, input_precision=PRECISION)
     at = lane * NUM * (P * Q * O) + m[:, None] * O + o[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=(m < NUM * P * Q)[:, None] & (o < O)[None, :])
+
+
+@triton.jit
+def _input_gradient(
+    grad, w, out, NUM,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    DOWN: tl.constexpr, RIGHT: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out[lane, n, i, j, c] = sum over taps and o of w[lane, o, tap, c] grad[lane, n, (i+PH-kh)/SH, (j+PW-kw)/SW, o].
+
+    For the pixels with i = DOWN modulo SH and j = RIGHT modulo SW: the same taps divide for all of them.
+    """
+    HIGH: tl.constexpr = (H - DOWN + SH - 1) // SH  # how many such pixels there are
+    WIDE: tl.constexpr = (W - RIGHT + SW - 1) // SW
+    KH0: tl.constexpr = (DOWN + PH) % SH  # the first of their taps, and how many there are
+    KW0: tl.constexpr = (RIGHT + PW) % SW
+    ROWS: tl.constexpr = (KH - KH0 + SH - 1) // SH
+    COLUMNS: tl.constexpr = (KW - KW0 + SW - 1) // SW
+    PARTS: tl.constexpr = O // BK
+    lane = tl.program_id(2).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    k = tl.arange(0, BK)
+    n, pixel = m // (HIGH * WIDE), m % (HIGH * WIDE)
+    p, q = pixel // WIDE + (DOWN + PH) // SH, pixel % WIDE + (RIGHT + PW) // SW  # the error that the first tap meets
+    bits = tl.zeros((BM,), tl.int32)
+    for number in tl.static_range(ROWS * COLUMNS):
+        above, left = p - number // COLUMNS, q - number % COLUMNS
+        there = (above >= 0) & (above < P) & (left >= 0) & (left < Q) & (m < NUM * (HIGH * WIDE))
+        bits |= there.to(tl.int32) << number
+    begin = (n * (P * Q) + p * Q + q) * O
+    grad += lane * NUM * (P * Q * O)
+    w += lane * (O * KH * KW * C)
+    total = tl.zeros((BM, BC), tl.float32)
+    for step in range(ROWS * COLUMNS * PARTS):
+        tap, first = step // PARTS, step % PARTS * BK
+        row, column = tap // COLUMNS, tap % COLUMNS
+        away = first - (row * Q + column) * O
+        known = (bits >> tap) & 1 != 0
+        error = tl.load(grad + (begin[:, None] + (away + k)[None, :]), mask=known[:, None], other=0.0)
+        at = (first + k)[:, None] * (KH * KW * C) + ((KH0 + row * SH) * KW + KW0 + column * SW) * C + c[None, :]
+        kernel = tl.load(w + at, mask=(c < C)[None, :], other=0.0)
+        total = tl.dot(error, kernel, total, input_precision=PRECISION)
+    i, j = pixel // WIDE * SH + DOWN, pixel % WIDE * SW + RIGHT
+    at = lane * NUM * (H * W * C) + (n * (H * W) + i * W + j)[:, None] * C + c[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=(m < NUM * (HIGH * WIDE))[:, None] & (c < C)[None, :])
 
 
 @triton.jit
@@ -118,28 +161,29 @@ def last(x: Tensor, precision: str) -> Tensor:
     return x.permute(0, 1, 3, 4, 2).to(dtype_of(precision)).contiguous()
 
 
-def _factor(size: int, most: int) -> int:
-    """The largest power of two up to `most` that divides a size."""
-    return min(most, size & -size)
+def _block(size: int, most: int) -> int:
+    """How much of a dimension one program takes: a power of two that a matrix product accepts."""
+    return min(most, max(16, triton.next_power_of_2(size)))
 
 
-def convolve(
-    x: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair, precision: str, *, turned: bool = False
-) -> Tensor:
-    """[lanes, N, P, Q, O] of x [lanes, N, H, W, C] and taps w [lanes, O, taps, C], or turned [lanes, C, taps, O]."""
-    lanes, num, height, width, channels = x.shape
-    outputs = w.shape[3] if turned else w.shape[1]
+def _at_once(size: int, precision: str) -> int:
+    """Of a sum over so many channels, how many at a time: the largest power of two that divides them, within limits."""
+    return min(_INPUTS if precision == "bf16" else 32, size & -size)
+
+
+def convolve(x: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair, precision: str) -> Tensor:
+    """[lanes, N, P, Q, O] of x [lanes, N, H, W, C] and taps w [lanes, O, taps, C]."""
+    (lanes, num, height, width, channels), outputs = x.shape, w.shape[1]
     high, wide = (
         (length + 2 * p - k) // s + 1 for length, p, k, s in zip((height, width), padding, size, stride, strict=True)
     )
     out = x.new_empty(lanes, num, high, wide, outputs)
-    block = min(_OUTPUTS, max(16, triton.next_power_of_2(outputs)))
+    block = _block(outputs, _OUTPUTS)
     grid = (triton.cdiv(num * high * wide, _PIXELS), triton.cdiv(outputs, block), lanes)
     _convolve[grid](
         x, w, out, num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
-        TURNED=turned, PRECISION=_products(precision), BM=_PIXELS, BO=block,
-        BK=_factor(channels, _INPUTS if precision == "bf16" else 32),
-        num_warps=8 if turned and block > 64 else 4, num_stages=3,
+        PRECISION=_products(precision), BM=_PIXELS, BO=block, BK=_at_once(channels, precision),
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -147,33 +191,37 @@ def convolve(
 def input_gradient(
     grad: Tensor, w: Tensor, shape: Pair, size: Pair, stride: Pair, padding: Pair, precision: str
 ) -> Tensor:
-    """[lanes, N, H, W, C] for shape = (H, W): the errors, spread out by the stride, convolved with turned kernels."""
-    if stride != (1, 1):
-        high, wide = (length + 2 * p - k + 1 for length, p, k in zip(shape, padding, size, strict=True))
-        spread = grad.new_zeros(*grad.shape[:2], high, wide, grad.shape[4])
-        spread[:, :, :: stride[0], :: stride[1]] = grad
-        grad = spread
-    around = size[0] - 1 - padding[0], size[1] - 1 - padding[1]
-    return convolve(grad, w, size, (1, 1), around, precision, turned=True)
+    """[lanes, N, H, W, C] for shape = (H, W), of grad [lanes, N, P, Q, O] and taps w [lanes, O, taps, C]."""
+    (lanes, num, high, wide, outputs), channels = grad.shape, w.shape[3]
+    out = grad.new_empty(lanes, num, *shape, channels)
+    block = _block(channels, _OUTPUTS)
+    for down, right in product(range(min(stride[0], shape[0])), range(min(stride[1], shape[1]))):
+        pixels = triton.cdiv(shape[0] - down, stride[0]) * triton.cdiv(shape[1] - right, stride[1])
+        grid = (triton.cdiv(num * pixels, _PIXELS), triton.cdiv(channels, block), lanes)
+        _input_gradient[grid](
+            grad, w, out, num, channels, *shape, outputs, high, wide, *size, *stride, *padding, down, right,
+            PRECISION=_products(precision), BM=_PIXELS, BC=block, BK=_at_once(outputs, precision),
+            num_warps=8 if block > 64 else 4, num_stages=3,
+        )  # fmt: skip
+    return out
 
 
 def kernel_gradient(x: Tensor, grad: Tensor, size: Pair, stride: Pair, padding: Pair, precision: str) -> Tensor:
-    """[lanes, O, C, taps] of x [lanes, N, H, W, C] and grad [lanes, N, P, Q, O]."""
+    """[lanes, O, C, taps] of x [lanes, N, H, W, C] and grad [lanes, N, P, Q, O]; its channels may lie last."""
     (lanes, num, height, width, channels), (high, wide, outputs) = x.shape, grad.shape[2:]
     num_taps, num_pixels = size[0] * size[1], num * high * wide
     depth = _DEPTH if precision == "bf16" else 32
     piece = triton.cdiv(min(num_pixels, _PIECE), depth) * depth
     pieces = triton.cdiv(num_pixels, piece)
     out = x.new_empty(lanes, pieces, outputs, num_taps, channels, dtype=torch.float32)
-    block = min(_LONG, max(16, triton.next_power_of_2(outputs)))
-    block_k = min(_LONG, max(16, triton.next_power_of_2(num_taps * channels)))
+    block, block_k = _block(outputs, _LONG), _block(num_taps * channels, _LONG)
     grid = (triton.cdiv(num_taps * channels, block_k), triton.cdiv(outputs, block), lanes * pieces)
     _kernel_gradient[grid](
         x, grad, out, num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
         PIECES=pieces, PIECE=piece, PRECISION=_products(precision), BO=block, BK=block_k, BM=depth,
         num_warps=4, num_stages=3,
     )  # fmt: skip
-    return turn(out, torch.float32)
+    return turn(out, torch.float32) if pieces > 1 else out[:, 0].transpose(2, 3)
 
 
 def _forward(x: Tensor, w: Tensor, stride: Pair, padding: Pair, precision: str) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """One step of plain SGD or Adam in all lanes, on a GPU: what `local.advance` does, in one pass over the vectors.
 
-Gradients come in parts, a tensor of the model each, which need not be copied into vectors first.
+Gradients come in parts, a tensor of the model each, and are read as they lie: they need not be copied into vectors
+first, nor kernels' gradients be turned that `channels.py` has made with the channels last.
 """
 
 from __future__ import annotations
@@ -27,14 +28,25 @@ def _corrected(slope, here, start, shift, prox, shifted, lane, at, inside):
     return slope
 
 
+@triton.jit
+def _slope(grad, lane, at, inside, SIZE, C: tl.constexpr, TAPS: tl.constexpr):
+    """Of numbers [..., C, TAPS] of a lane's gradient, which lies as [..., TAPS, C]."""
+    if TAPS > 1:
+        at = at // (C * TAPS) * (C * TAPS) + at % TAPS * C + at // TAPS % C
+    return tl.load(grad + lane * SIZE + at, mask=inside)
+
+
 @triton.jit(do_not_specialize=["FIRST", "SIZE"])
-def _descend(vector, grad, start, shift, lr, prox, shifted, active, D, FIRST, SIZE, BLOCK: tl.constexpr):
+def _descend(
+    vector, grad, start, shift, lr, prox, shifted, active, D, FIRST, SIZE,
+    C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """vector -= lr corrected(grad), in the lanes that are at work; `grad` is of SIZE numbers from FIRST on."""
     lane = tl.program_id(1).to(tl.int64)
     if tl.load(active + lane):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = at < SIZE
-        slope = tl.load(grad + lane * SIZE + at, mask=inside)
+        slope = _slope(grad, lane, at, inside, SIZE, C, TAPS)
         at += lane * D + FIRST
         here = tl.load(vector + at, mask=inside)
         slope = _corrected(slope, here, start, shift, prox, shifted, lane, at, inside)
@@ -44,6 +56,7 @@ def _descend(vector, grad, start, shift, lr, prox, shifted, active, D, FIRST, SI
 @triton.jit(do_not_specialize=["FIRST", "SIZE"])
 def _adam(
     vector, grad, first, second, bias1, bias2, start, shift, lr, prox, shifted, active, D, FIRST, SIZE,
+    C: tl.constexpr, TAPS: tl.constexpr,
     BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, vector -= lr (m / bias1) / (sqrt(v / bias2) + epsilon)."""
@@ -51,7 +64,7 @@ def _adam(
     if tl.load(active + lane):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = at < SIZE
-        slope = tl.load(grad + lane * SIZE + at, mask=inside)
+        slope = _slope(grad, lane, at, inside, SIZE, C, TAPS)
         at += lane * D + FIRST
         here = tl.load(vector + at, mask=inside)
         slope = _corrected(slope, here, start, shift, prox, shifted, lane, at, inside)
@@ -65,12 +78,16 @@ def _adam(
         tl.store(vector + at, here - away, mask=inside)
 
 
-def _parts(params: Tensor, grads: Sequence[Tensor]) -> Iterator[tuple[Tensor, int, int, tuple[int, int]]]:
-    """Of every gradient [lanes, ...]: itself, packed, where it begins in a vector, its size, and the grid for it."""
+def _parts(params: Tensor, grads: Sequence[Tensor]) -> Iterator[tuple[Tensor, tuple[int, ...], tuple[int, int]]]:
+    """Of every gradient [lanes, ...]: itself; FIRST, SIZE, C and TAPS of it; and the grid for it."""
     first = 0
     for grad in grads:
-        size = grad[0].numel()
-        yield grad.contiguous(), first, size, (triton.cdiv(size, _BLOCK), len(params))
+        size, turned = grad[0].numel(), (1, 1)
+        if not grad.is_contiguous() and grad.ndim == 5 and grad.permute(0, 1, 3, 4, 2).is_contiguous():
+            turned = grad.shape[2], grad.shape[3] * grad.shape[4]
+        else:
+            grad = grad.contiguous()
+        yield grad, (first, size, *turned), (triton.cdiv(size, _BLOCK), len(params))
         first += size
     assert first == params.shape[1]
 
@@ -91,8 +108,8 @@ def descend(
     The gradients [lanes, ...] are those of the vector's parts, in their order.
     """
     kept = (start, shift, lr, prox, shifted, active, params.shape[1])
-    for grad, first, size, grid in _parts(params, grads):
-        _descend[grid](params, grad, *kept, first, size, BLOCK=_BLOCK)
+    for grad, shape, grid in _parts(params, grads):
+        _descend[grid](params, grad, *kept, *shape, BLOCK=_BLOCK)
 
 
 def adam(
@@ -113,5 +130,5 @@ def adam(
     bias1, bias2 = ((1 - beta ** (num_steps + 1)).to(params.dtype) for beta in (BETA1, BETA2))
     kept = (first, second, bias1, bias2, start, shift, lr, prox, shifted, active, params.shape[1])
     betas = {"BETA1": BETA1, "BETA2": BETA2, "EPSILON": EPSILON}
-    for grad, begin, size, grid in _parts(params, grads):
-        _adam[grid](params, grad, *kept, begin, size, **betas, BLOCK=_BLOCK, enable_fp_fusion=False)
+    for grad, shape, grid in _parts(params, grads):
+        _adam[grid](params, grad, *kept, *shape, **betas, BLOCK=_BLOCK, enable_fp_fusion=False)

@@ -96,7 +96,7 @@ def _sizes(x: Tensor, groups: int) -> dict[str, Any]:
     across = triton.next_power_of_2(channels // groups)
     down = min(triton.next_power_of_2(pixels), max(1, _BLOCK // across))
     sizes = {"IMAGES": x.shape[1], "C": channels, "G": groups, "P": pixels}
-    return {**sizes, "LAST": is_last, "BP": down, "BC": across}
+    return {**sizes, "LAST": is_last, "BP": down, "BC": across, "num_warps": 8 if down * across == _BLOCK else 4}
 
 
 def normalise(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,15 +115,12 @@ def gradients(grad: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor) ->
     x = x if _has_channels_last(x) else x.contiguous()
     grad = grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad)
     for_x = torch.empty_like(x)
-    for_w, for_b = w.new_empty(lanes, num, channels), w.new_empty(lanes, num, channels)
-    inputs = (grad, x, w.contiguous(), mean.contiguous(), rstd.contiguous(), for_x, for_w, for_b)
+    by_image = w.new_empty(2, lanes, num, channels)  # of w and b
+    inputs = (grad, x, w.contiguous(), mean.contiguous(), rstd.contiguous(), for_x, *by_image)
     _gradients[(groups, lanes * num)](*inputs, **_sizes(x, groups))
-    return for_x, _in_order(for_w), _in_order(for_b)
-
-
-def _in_order(parts: Tensor) -> Tensor:
-    """[lanes, C] of [lanes, N, C], summed always in the same order."""
-    return turn(parts[:, :, None, :, None], torch.float32)[:, 0, 0]
+    summed = turn(by_image.flatten(0, 1)[:, :, None, :, None], torch.float32)  # always in the same order
+    for_w, for_b = summed.reshape(2, lanes, channels)
+    return for_x, for_w, for_b
 
 
 class _Backward(torch.autograd.Function):

@@ -1,0 +1,96 @@
+"""Compiles every kernel that a step of some models would start for a Hopper GPU, which need not be there.
+
+A program of its own: `python compiling.py`, without TRITON_INTERPRET. Triton's interpreter, by which kernels are tested
+on a CPU, is Python and accepts more than the compiler does. Prints the names of the kernels, each with its module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from triton.runtime.jit import JITFunction
+
+from fedeve.engines.batched import Batched
+from fedeve.engines.descent import adam, descend
+from fedeve.engines.tally import tally
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.bool: "*i1",
+    torch.uint8: "*u8",
+    int: "i32",
+    float: "fp32",
+}
+LANES, ROWS = 2, 4
+seen: dict[str, str] = {}
+
+
+def instead_of_start(kernel: JITFunction, _grid: Any) -> Callable[..., None]:
+    """What `kernel[grid]` is here."""
+
+    def launch(*args: Any, **named: Any) -> None:
+        names = kernel.arg_names
+        given = dict(zip(names, args, strict=False)) | {k: v for k, v in named.items() if k in names}
+        options = {k: v for k, v in named.items() if k not in names}
+        fixed = {param.name for param in kernel.params if param.is_constexpr or given[param.name] is None}
+        kinds = {n: v.dtype if isinstance(v, Tensor) else type(v) for n, v in given.items() if n not in fixed}
+        constants = {n: given[n] for n in names if n in fixed}
+        key = repr((kernel.fn.__module__, kernel.fn.__name__, kinds, constants, options))
+        if key in seen:
+            return
+        signature = {n: "constexpr" if n in fixed else TYPES[kinds[n]] for n in names}
+        aligned = {(at,): [["tt.divisibility", 16]] for at, n in enumerate(names) if signature[n].startswith("*")}
+        source = ASTSource(kernel, signature, {(names.index(n),): v for n, v in constants.items()}, aligned)
+        compile(source, target=HOPPER, options=options)
+        seen[key] = f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
+
+    return launch
+
+
+def step(model: nn.Module, x: Tensor, *precisions: str) -> list[Tensor]:
+    """The gradients' tensors of all lanes: their shapes are right, and their numbers nothing."""
+    named = {name: torch.zeros(LANES, *param.shape) for name, param in model.named_parameters()}
+    for precision in precisions:
+        with Batched(precision):
+            found = vmap(grad(lambda p, x: functional_call(model, p, (x,)).float().sum()))(named, x)
+    return list(found.values())
+
+
+def main() -> None:
+    JITFunction.__getitem__ = instead_of_start  # type: ignore[method-assign]
+    images = torch.zeros(LANES, ROWS, 3, 12, 12)
+    wide = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.GroupNorm(2, 32), nn.ReLU(),
+        nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.GroupNorm(2, 64), nn.Conv2d(64, 32, 1, stride=2), nn.MaxPool2d(2),
+    )  # fmt: skip
+    slopes = step(wide, images, "tf32", "tf32x3", "bf16")
+    step(nn.Sequential(nn.Conv2d(3, 6, 5, padding=2), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5)), images, "tf32", "tf32x3")
+    for length in (7, 5000):  # a few rows, and so many that they are sorted and summed in blocks
+        step(nn.Embedding(30, 5), torch.zeros(LANES, length, dtype=torch.int64), "tf32")
+    vectors = torch.zeros(5, LANES, sum(slope[0].numel() for slope in slopes))
+    numbers, moments = (
+        torch.zeros(3, LANES),
+        {"first": vectors[1], "second": vectors[2], "num_steps": torch.zeros(LANES)},
+    )
+    kept = {"start": vectors[3], "shift": vectors[4], "lr": numbers[0], "prox": numbers[1], "shifted": numbers[2]}
+    kept["active"] = torch.ones(LANES, dtype=torch.bool)
+    descend(vectors[0], slopes, **kept)
+    adam(vectors[0], slopes, **moments, **kept)
+    tally(vectors[0], torch.ones(LANES, dtype=torch.float64), {})
+    print("\n".join(sorted(set(seen.values()))))
+
+
+if __name__ == "__main__":
+    main()
