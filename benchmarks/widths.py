@@ -1,7 +1,7 @@
 """How full lanes are in the runs of Table 3, by width: `python benchmarks/widths.py`. Nobody trains: steps do nothing.
 
-One seed of the table at FEMNIST's size, a pool for every partition, as many rounds as ROUNDS. `steps` is how many steps
-of the whole pool it takes; a step takes the longer the wider the pool is (`steps.py`).
+One seed of the table at FEMNIST's size, a pool for every partition and one for all of them, as many rounds as ROUNDS.
+`steps` is how many steps of the whole pool it takes; a step takes the longer the wider the pool is (`steps.py`).
 """
 
 from __future__ import annotations
@@ -45,9 +45,12 @@ def played(some: list[Run], width: int) -> dict[str, Any]:
 def main() -> None:
     Batch._step = lambda self: None  # type: ignore[method-assign]
     result: dict[str, Any] = {"runs": len(METHODS) * 3, "rounds": ROUNDS}
+    kinds: dict[str, list[Run]] = {}
     for name, options in PARTITIONS.items():
-        data = datasets.load("glyphs", num_writers=3400, num_images=671_585, num_test=100, **options)
-        some = runs(data)
+        kinds[name] = runs(datasets.load("glyphs", num_writers=3400, num_images=671_585, num_test=100, **options))
+    kinds["all of them"] = [run for some in kinds.values() for run in some]
+    assert len({run.data.examples for run in kinds["all of them"]}) == 1
+    for name, some in kinds.items():
         widths = {"a lane for every client": sum(run.cohort for run in some), "as many as are of use": useful(some)}
         result[name] = {words: played(some, width) for words, width in widths.items()}
     save("widths", result)

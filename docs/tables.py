@@ -218,7 +218,7 @@ def widths() -> str:
     found = benchmark("widths")
     ways = ("a lane for every client", "as many as are of use")
     lines = []
-    for partition in PARTITIONS:
+    for partition in (*PARTITIONS, "all of them"):
         counted = found[partition.lower().replace("et 1", "et 1.0")]
         texts = [f"{c['width']}, {c['steps']:,}, {100 * c['occupancy']:.0f} %" for c in map(counted.get, ways)]
         lines.append([partition, *texts])

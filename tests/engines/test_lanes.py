@@ -143,6 +143,21 @@ def test_a_run_does_not_notice_who_shares_its_pool(device: str) -> None:
             assert torch.equal(together[number], alone[0])
 
 
+@pytest.mark.parametrize("batched", [True, False])
+def test_examples_dealt_in_two_ways_share_a_pool(batched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each run's numbers are the reference's."""
+    evenly = [part.tolist() for part in np.array_split(np.arange(len(DATA.y)), 7)]
+    other = FederatedData.from_arrays(DATA.x, DATA.y, evenly, x_test=DATA.x_test, y_test=DATA.y_test)
+    runs = [some_run(), some_run(method=Scaffold()), some_run(data=other), some_run(data=other, seed=5)]
+    runs = [dataclasses.replace(run, model=runs[0].model) for run in runs]
+    pools = []
+    monkeypatch.setattr(Lanes, "_pool", lambda *args, of=Lanes._pool: pools.append(args) or of(*args))
+    together = play(Lanes(runs, torch.device("cpu"), width=3, batched=batched))
+    assert len(pools) == 1
+    for run, params in zip(runs, together, strict=True):
+        torch.testing.assert_close(params, simulate(run, engine="reference").params, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("stop_at", [1, 2, 3])
 def test_stopped_and_resumed_is_never_stopped_to_the_bit(tmp_path: Path, device: str, stop_at: int) -> None:

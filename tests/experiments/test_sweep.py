@@ -85,7 +85,8 @@ def test_numbers_are_described_alike_however_they_are_written(tmp_path: Path) ->
 def test_runs_that_share_model_data_and_local_work_share_lanes(tmp_path: Path) -> None:
     found = read(tmp_path, '[grid]\nmethod = ["fedavg", "fedeve"]\nlocal.lr = [0.1, 0.2]\nseed = [1, 2]\n' + BASE)
     assert len({point.shares for point in found.points}) == 1
-    for key in ("local.batch = [5, 10]", "data.alpha = [1, 2]", 'dtype = ["float32", "float64"]'):
+    assert len({point.shares for point in read(tmp_path, f"[grid]\ndata.alpha = [1, 2]\n{BASE}").points}) == 1
+    for key in ("local.batch = [5, 10]", "data.seed = [1, 2]", 'dtype = ["float32", "float64"]'):
         assert len({point.shares for point in read(tmp_path, f"[grid]\n{key}\n{BASE}").points}) == 2
 
 

@@ -24,7 +24,7 @@ from fedeve.experiments import sweep as sweeps
 from fedeve.experiments.manifest import read_manifest
 from fedeve.experiments.sweep_clock import parse_seconds, words, work
 from fedeve.experiments.sweep_folder import SweepFolder
-from fedeve.experiments.sweep_play import Player
+from fedeve.experiments.sweep_play import DataSets, Player, batches
 from fedeve.experiments.sweep_worker import shared_out
 from fedeve.lock import locked
 
@@ -145,7 +145,7 @@ def test_a_sweep_continues_with_the_engine_it_was_begun_with(tmp_path: Path) -> 
     refused = fedeve("sweep", config, "--out", out, "--engine", "reference")
     assert refused.returncode == 2 and "begun with another engine" in refused.stderr
     widths = read_manifest(out)["widths"]
-    assert len(widths) == 2 and all(1 <= width < 16 for width in widths.values())  # four runs of four clients, unequal
+    assert len(widths) == 1 and all(1 <= width < 32 for width in widths.values())  # eight runs of four clients, unequal
     refused = fedeve("sweep", config, "--out", out, "--width", 17)
     assert refused.returncode == 2 and "another width: got 17; leave it at" in refused.stderr
     assert fedeve("sweep", config, "--out", out, *QUICK).returncode == 0
@@ -155,7 +155,9 @@ def test_a_sweep_continues_with_the_engine_it_was_begun_with(tmp_path: Path) -> 
 def test_widths_are_planned_once_for_the_batches_that_are_played(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    folder = SweepFolder(out, sweeps.read(write(tmp_path)))
+    folder = SweepFolder(
+        out, sweeps.read(write(tmp_path, SWEEP.replace("data.alpha = [1, 0.1]", "local.batch = [9, 20]")))
+    )
     folder.open(engine="lanes")
     assert folder.widths == {}
     points, player = folder.sweep.points, Player(folder, print, device="cpu")
@@ -191,6 +193,28 @@ def test_workers_get_batches_of_about_one_size(kinds: list[int], workers: int, s
     assert sorted(point.name for batch in found for point in batch) == sorted(point.name for point in points)
     assert all(len({point.shares for point in batch}) == 1 for batch in found)
     assert all(batch == sorted(batch, key=lambda point: point.seed) for batch in found)
+
+
+def test_batches_that_are_played_at_once_have_some_of_every_column() -> None:
+    """Twelve columns of seven methods, as Table 3 has: a column of long runs is not one worker's alone."""
+    points: Any = [
+        SimpleNamespace(shares="all", seed=1, column=column, name=f"{column} {row}")
+        for column in range(12)
+        for row in range(7)
+    ]
+    for workers in (2, 3, 4, 8):
+        for batch in shared_out(points, workers, "lanes"):
+            counts = [sum(point.column == column for point in batch) for column in range(12)]
+            assert max(counts) <= -(-7 // workers) + 1, (workers, counts)
+
+
+def test_runs_on_one_data_set_dealt_twice_share_its_examples_and_one_pool(tmp_path: Path) -> None:
+    points = sweeps.read(write(tmp_path)).points
+    datasets = DataSets()
+    datas = {id(data): data for data in (datasets.get(point.plan) for point in points)}
+    one, other = datas.values()
+    assert one.x is other.x and one.examples == other.examples and one.fingerprint != other.fingerprint
+    assert [len(batch) for batch in batches(points, engine="lanes")] == [8]
 
 
 def test_a_second_process_is_told_who_holds_the_folder(copy: Path) -> None:

@@ -22,6 +22,9 @@ from ..settings import setting
 from . import partition as ways
 from .federated import FederatedData
 
+DEALING = ("partition", "alpha", "num_clients", "shards_per_client")
+"""Options that say how examples are dealt to clients, not which they are."""
+
 
 class Arrays(NamedTuple):
     """A data set before it is dealt: inputs as stored, labels, the owner of every training row if it has one."""

@@ -45,7 +45,7 @@ _SHARE = 0.6  # of the free memory, what lanes may take
 
 
 class Lanes:
-    """Plays runs that share model, data and local work in one pool; others get a pool of their own.
+    """Plays runs that share model, examples and local work in one pool; others get a pool of their own.
 
     `width` is how many lanes: rows of a batch on a GPU, processes on a CPU (or rows there too, where `batched`).
     """
@@ -71,14 +71,14 @@ class Lanes:
             _refuse_random(model)
         pairs = zip(self.models, self.layouts, strict=True)
         self.starts = [layout.flatten(dict(model.named_parameters())) for model, layout in pairs]
-        self.datas: dict[tuple[int, str], OnDevice] = {}
+        self.datas: dict[Any, OnDevice] = {}
         self.at_once: dict[Any, int] = {}
         self.side = torch.cuda.Stream() if device.type == "cuda" else None
         self.profile, self.timed = profile or Profile(), profile is not None
 
     def data(self, run: Run) -> OnDevice:
-        """A run's data on the device, there once for all runs that share it."""
-        key = (id(run.data), run.dtype)
+        """A run's examples on the device, there once for all runs that share them."""
+        key = (run.data.examples, run.dtype)
         if key not in self.datas:
             self.datas[key] = OnDevice(run.data, DTYPES[run.dtype], self.device)
         return self.datas[key]
@@ -328,7 +328,7 @@ def _refuse_random(model: nn.Module) -> None:
 
 
 def _shared(run: Run) -> Any:
-    """What runs must have in common to share a pool: all but method, seed, rounds, cohort and the local rate."""
+    """What runs must have in common to share a pool: examples, however dealt, model and the kind of local work."""
     work = dataclasses.replace(run.local, lr=1.0, epochs=1, steps=None)
     model = run.model if isinstance(run.model, str) else id(run.model)
-    return model, repr(sorted(run.model_options.items())), id(run.data), run.dtype, work
+    return model, repr(sorted(run.model_options.items())), run.data.examples, run.dtype, work

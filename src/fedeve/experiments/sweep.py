@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import methods
+from ..data.datasets import DEALING
 from ..errors import FedeveError, Words, unknown
 from . import config as configs
 from .config import Plan, Table
@@ -69,10 +70,11 @@ class Point:
 
     @functools.cached_property
     def shares(self) -> str:
-        """Runs for which this is equal share one pool of lanes."""
+        """Runs for which this is equal share one pool of lanes, however their examples are dealt to clients."""
         config = portable(self.config)
         local = {k: v for k, v in config["local"].items() if k not in ("lr", "epochs", "steps")}
-        return checksum({"model": config["model"], "data": config["data"], "dtype": config["dtype"], "local": local})
+        data = {k: v for k, v in config["data"].items() if k not in DEALING}
+        return checksum({"model": config["model"], "data": data, "dtype": config["dtype"], "local": local})
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _DATA_SETS = 8  # kept loaded at a time
 
 
 class DataSets:
-    """Data sets by their configuration, loaded once, since runs share lanes only on the very same data."""
+    """Data sets by their configuration, loaded once; those of the same examples share them, and so their runs lanes."""
 
     def __init__(self) -> None:
         self._loaded: OrderedDict[str, FederatedData | FedeveError] = OrderedDict()
@@ -45,7 +45,7 @@ class DataSets:
         key = json.dumps(plan.describe()["data"], sort_keys=True)
         if key not in self._loaded:
             try:
-                self._loaded[key] = plan.dataset.load()
+                self._loaded[key] = self._shared(plan.dataset.load())
             except FedeveError as error:
                 self._loaded[key] = error
             while len(self._loaded) > _DATA_SETS:
@@ -55,6 +55,13 @@ class DataSets:
         if isinstance(found, FedeveError):
             raise found
         return found
+
+    def _shared(self, data: FederatedData) -> FederatedData:
+        """A data set on the arrays of another that has the same."""
+        for other in self._loaded.values():
+            if isinstance(other, FederatedData) and (shared := data.with_examples_of(other)) is not data:
+                return shared
+        return data
 
 
 @dataclass
@@ -248,8 +255,9 @@ def _kind(point: Point) -> str:
     return json.dumps([config[key] for key in ("model", "dtype", "cohort", "local")] + [config["data"]["name"]])
 
 
-def batches(points: list[Point], *, engine: str, together: int = TOGETHER) -> list[list[Point]]:
-    """Which runs are played together, in the order of their seeds, so that every cell has a first number early."""
+def batches(points: list[Point], *, engine: str, together: int = TOGETHER, at_once: bool = False) -> list[list[Point]]:
+    """Which runs are played together: in the order of their seeds, so that every cell has a first number early, or
+    where all batches are played at once, of every kind some, so that they end together."""
     order = {seed: number for number, seed in enumerate(dict.fromkeys(point.seed for point in points))}
     points = sorted(points, key=lambda point: order[point.seed])
     if engine != "lanes":
@@ -257,10 +265,16 @@ def batches(points: list[Point], *, engine: str, together: int = TOGETHER) -> li
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(point.shares, []).append(point)
-    return [part for group in groups.values() for part in _cut(group, -(-len(group) // together))]
+    cut = _deal if at_once else _cut
+    return [part for group in groups.values() for part in cut(group, -(-len(group) // together))]
 
 
 def _cut(points: list[Point], parts: int) -> list[list[Point]]:
     """So many parts, of one size as nearly as can be."""
     ends = [len(points) * part // parts for part in range(parts + 1)]
     return [points[first:end] for first, end in itertools.pairwise(ends)]
+
+
+def _deal(points: list[Point], parts: int) -> list[list[Point]]:
+    """The same by turns, every time beginning with the next part: columns of a table do not end up in one."""
+    return [[p for n, p in enumerate(points) if (n + n // parts) % parts == part] for part in range(parts)]

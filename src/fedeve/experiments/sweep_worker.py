@@ -58,8 +58,10 @@ class Worker:
 def shared_out(points: list[Point], num_workers: int, engine: str) -> list[list[Point]]:
     """Batches of about one size. Somewhat larger ones, if so every worker has one: a last one would be played alone."""
     fair = min(TOGETHER, max(1, -(-len(points) // num_workers)))
-    tried = [batches(points, engine=engine, together=share) for share in range(fair, min(TOGETHER, fair * 5 // 4) + 1)]
-    return next((some for some in tried if len(some) <= num_workers), tried[0])
+    shares = range(fair, min(TOGETHER, fair * 5 // 4) + 1)
+    tried = (batches(points, engine=engine, together=share, at_once=True) for share in shares)
+    fitting = (some for some in tried if len(some) <= num_workers)
+    return next(fitting, None) or batches(points, engine=engine, together=fair)
 
 
 class Waiting:
