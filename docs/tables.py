@@ -128,6 +128,7 @@ def verdicts() -> str:
     places = [("glyphs", "table3-glyphs-full", "glyphs in place of FEMNIST", PARTITIONS)]
     places += [("MNIST", "table3-mnist", "mnist in place of FEMNIST", PARTITIONS)]
     places += [("CIFAR-100, N = 100", "table1-cifar100", "CIFAR-100", label)]
+    places += [("CIFAR-100, N = 100, augmented", "table1-cifar100-augmented", "CIFAR-100", ("Dirichlet 0.1",))]
     places += [("CIFAR-100, N = 500", "table1-cifar100-500", "CIFAR-100 in 500 clients", label)]
     places += [("MovieLens-1M, HR@10", "table2", "MovieLens-1M", ("lr 0.01", "lr 0.001"))]
     lines = []
@@ -270,6 +271,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "table1": at_a_glance,
     "table1 cifar100": lambda: accuracies("table1-cifar100-150", prefix="CIFAR-100, ", printed="table1"),
     "table1 cifar100 whole": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", printed="table1"),
+    "table1 cifar100 augmented": lambda: accuracies(
+        "table1-cifar100-augmented", prefix="CIFAR-100, ", printed="table1"
+    ),
     "table1 cifar100 in 500": lambda: accuracies("table1-cifar100-500", prefix="CIFAR-100 in 500 clients, "),
     "table1 glyphs": lambda: accuracies("table1-glyphs", prefix="glyphs in place of FEMNIST, "),
     **{
