@@ -168,6 +168,15 @@ def test_two_parts_of_a_sweep_become_one_list(tmp_path: Path) -> None:
     assert merged(found, two, out=tmp_path) == found == merged(found, found, out=tmp_path)
 
 
+def test_parts_of_a_table_stand_in_its_order_whichever_was_packed_first(tmp_path: Path) -> None:
+    order = {"rows": ["a", "b", "c"], "columns": ["d", "c"]}
+    one, two = part("x1", "c1", "a1", order=order), part("b1", "a2", order=order)
+    two["runs"][1]["column"] = "d"
+    for first, second in ((one, two), (two, one)):
+        found = merged(first, second, out=tmp_path)
+        assert [run["folder"] for run in found["runs"]] == [f"runs/{run}" for run in ("a2", "a1", "b1", "c1", "x1")]
+
+
 def test_what_does_not_belong_together_is_not_mixed(tmp_path: Path) -> None:
     with pytest.raises(FedeveError, match="holds another sweep"):
         merged(part("a1"), part("a1", title="U"), out=tmp_path)

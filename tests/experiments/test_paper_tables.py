@@ -177,6 +177,16 @@ def test_a_stand_in_is_called_what_it_is_and_has_no_printed_number_beside_it() -
     assert sizes == {(3400, 671_585, 77_483)}  # FEMNIST's
 
 
+def test_a_table_played_in_parts_keeps_its_rows_and_columns_in_order(tmp_path: Path) -> None:
+    common = ("paper", "table1", "--tiny", "--seeds", "1", "--rounds", "1", "--no-calibration", "--out", tmp_path / "t")
+    parts = [("FedEve", "dirichlet-0.1"), ("FedAvgM,FedAvg", "dirichlet-0.1"), ("FedAvgM", "dirichlet-1")]
+    for methods, column in parts:
+        assert fedeve(*common, "--methods", methods, "--only", f"cifar100,{column}").returncode == 0
+    listed = [(run["column"][-13:], run["row"]) for run in read_manifest(tmp_path / "t")["runs"]]
+    rows = [("Dirichlet 0.1", row) for row in ("FedAvg", "FedAvgM", "FedEve")]
+    assert listed == [(", Dirichlet 1", "FedAvgM"), *rows]
+
+
 def test_paper_list_says_what_there_is() -> None:
     text = fedeve("paper", "list").stdout
     for word in (

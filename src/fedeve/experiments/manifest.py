@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,13 @@ def place(run: Mapping[str, Any]) -> tuple[str, str, int]:
     return run["row"], run["column"], run["seed"]
 
 
+def in_order(runs: Iterable[dict[str, Any]], order: Mapping[str, Sequence[str]] | None) -> list[dict[str, Any]]:
+    """Runs by the columns and rows of the table they are from; those that it does not have come last."""
+    places = [{name: at for at, name in enumerate((order or {}).get(axis, ()))} for axis in ("columns", "rows")]
+    columns, rows = places
+    return sorted(runs, key=lambda run: (columns.get(run["column"], len(columns)), rows.get(run["row"], len(rows))))
+
+
 def merged(earlier: Manifest, later: Manifest, *, out: Path) -> Manifest:
     """What both say of one sweep; where they differ, what the later says. `out` is named in errors."""
     if earlier["title"] != later["title"]:
@@ -57,7 +64,8 @@ def merged(earlier: Manifest, later: Manifest, *, out: Path) -> Manifest:
                 got=Words(f"{places[place(run)]} and {folder}"),
                 do=f"remove {out} if it is out of date, or pack into another --out",
             )
-    result = {**earlier, **later, "runs": list({**old, **new}.values())}
+    result = {**earlier, **later}
+    result["runs"] = in_order({**old, **new}.values(), result.get("order"))
     if "widths" in result:
         result["widths"] = {**earlier.get("widths", {}), **later.get("widths", {})}
     if "printed" in result:

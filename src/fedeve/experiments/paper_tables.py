@@ -88,14 +88,15 @@ def build(
         table = _in_clients(table, clients)
     rows, columns = _chosen_rows(table, methods), _chosen_columns(table, only)
     standins = {"femnist": data} if data not in (None, "femnist") else {}
+    places = _TINY if tiny else standins
+    labels = {c: f"{places[c.data]} in place of {c.label}" if c.data in places else c.label for c in table.columns}
     points, names = [], {}
     for column in columns:
-        base, label = column.config(), column.label
+        base, label = column.config(), labels[column]
         if tiny:
-            base, label = _shrink(base, column), f"{_TINY[column.data]} in place of {label}"
+            base = _shrink(base, column)
         elif column.data in standins:
             base["data"] = _standin(base["data"], data or "")
-            label = f"{data} in place of {label}"
         if root is not None and not tiny and issubclass(all_datasets()[base["data"]["name"]], FileDataset):
             base["data"]["root"] = root
         if column.data not in standins and not tiny:
@@ -107,6 +108,7 @@ def build(
     title = table.title + (" (tiny, on embedded data)" if tiny else f" ({data} in place of FEMNIST)" * bool(standins))
     title += ("" if tiny else _other_rounds(points, columns)) + _other_settings(assignments)
     sweep = Sweep(title, points, list(table.metrics), grows=True, notes=_read_printed()["notes"].get(table.name, []))
+    sweep = replace(sweep, order={"rows": [row.name for row in table.rows], "columns": list(labels.values())})
     sweep = replace(sweep, last=min(LAST, max(1, min(point.rounds for point in points) // 10)))
     printed = _printed(table, rows, names)
     return replace(sweep, printed=printed, source=_read_printed()["source"]) if printed else sweep

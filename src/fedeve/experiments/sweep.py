@@ -93,6 +93,8 @@ class Sweep:
     """What a reader of the printed numbers should know."""
     grows: bool = False
     """Whether a folder may hold more than these points, asked for earlier."""
+    order: Mapping[str, list[str]] = field(default_factory=dict)
+    """All `rows` and `columns` of the table that these points are from, asked for or not."""
 
 
 def portable(config: Mapping[str, Any]) -> Table:

@@ -29,6 +29,7 @@ from .manifest import (
     TIMING,
     Manifest,
     Printed,
+    in_order,
     merged_printed,
     place,
     read_manifest,
@@ -173,8 +174,10 @@ class SweepFolder:
             "last": self.sweep.last,
             "engine": self.engine,
             "widths": self.widths,
-            "runs": mine,
+            "runs": in_order(mine, self.sweep.order),
         }
+        if self.sweep.order:
+            value["order"] = self.sweep.order
         if self.sweep.printed:
             value |= {"printed": self._all_printed(earlier), "source": self.sweep.source}
         if self.sweep.notes:
