@@ -1,0 +1,81 @@
+"""Which runs of a sweep share a pool of lanes, how wide it is, and how runs are shared out to processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sweeping import SWEEP, write
+
+from fedeve.experiments import sweep as sweeps
+from fedeve.experiments.manifest import read_manifest
+from fedeve.experiments.sweep_folder import SweepFolder
+from fedeve.experiments.sweep_play import DataSets, Player, batches
+from fedeve.experiments.sweep_worker import shared_out
+
+
+def test_widths_are_planned_once_for_the_batches_that_are_played(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    folder = SweepFolder(
+        out, sweeps.read(write(tmp_path, SWEEP.replace("data.alpha = [1, 0.1]", "local.batch = [9, 20]")))
+    )
+    folder.open(engine="lanes")
+    assert folder.widths == {}
+    points, player = folder.sweep.points, Player(folder, print, device="cpu")
+    kinds = {shares: [p for p in points if p.shares == shares] for shares in dict.fromkeys(p.shares for p in points)}
+    (one, several), (alone, runs) = kinds, kinds.values()
+    player.plan_widths([alone[:1], *([run] for run in alone[1:]), runs, runs[:1]])
+    assert 1 <= folder.widths[one] <= 4 and folder.widths[one] < folder.widths[several] <= 16
+    assert read_manifest(out)["widths"] == folder.widths
+    before = dict(folder.widths)
+    player.plan_widths([alone, *([run] for run in runs)])
+    assert folder.widths == before
+
+
+@pytest.mark.parametrize(
+    ("kinds", "workers", "sizes"),
+    [
+        ([98, 84, 84, 84], 8, [49, 49, 42, 42, 42, 42, 42, 42]),  # a ninth batch would be played when others have ended
+        ([300], 2, [100, 100, 100]),  # more than 128 runs do not share a pool
+        ([90, 1, 1, 1], 8, [11] * 6 + [12] * 2 + [1] * 3),  # larger ones would not make every worker happy
+        ([3, 2], 8, [1, 1, 1, 1, 1]),
+        ([5], 1, [5]),
+    ],
+    ids=str,
+)
+def test_workers_get_batches_of_about_one_size(kinds: list[int], workers: int, sizes: list[int]) -> None:
+    points: Any = [
+        SimpleNamespace(shares=f"kind {kind}", seed=number % 3, name=f"{kind} {number}")
+        for kind, count in enumerate(kinds)
+        for number in range(count)
+    ]
+    found = shared_out(points, workers, "lanes")
+    assert sorted(map(len, found)) == sorted(sizes)
+    assert sorted(point.name for batch in found for point in batch) == sorted(point.name for point in points)
+    assert all(len({point.shares for point in batch}) == 1 for batch in found)
+    assert all(batch == sorted(batch, key=lambda point: point.seed) for batch in found)
+
+
+def test_batches_that_are_played_at_once_have_some_of_every_column() -> None:
+    """Twelve columns of seven methods, as Table 3 has: a column of long runs is not one worker's alone."""
+    points: Any = [
+        SimpleNamespace(shares="all", seed=1, column=column, name=f"{column} {row}")
+        for column in range(12)
+        for row in range(7)
+    ]
+    for workers in (2, 3, 4, 8):
+        for batch in shared_out(points, workers, "lanes"):
+            counts = [sum(point.column == column for point in batch) for column in range(12)]
+            assert max(counts) <= -(-7 // workers) + 1, (workers, counts)
+
+
+def test_runs_on_one_data_set_dealt_twice_share_its_examples_and_one_pool(tmp_path: Path) -> None:
+    points = sweeps.read(write(tmp_path)).points
+    datasets = DataSets()
+    datas = {id(data): data for data in (datasets.get(point.plan) for point in points)}
+    one, other = datas.values()
+    assert one.x is other.x and one.examples == other.examples and one.fingerprint != other.fingerprint
+    assert [len(batch) for batch in batches(points, engine="lanes")] == [8]
