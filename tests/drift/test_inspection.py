@@ -105,5 +105,8 @@ def test_measure_gives_both_drifts_and_stands_where_a_run_stands(fedeve: Any, tm
     changes = ["--set", "partition=dirichlet", "--set", "num_clients=12", "--set", "model=linear", "--set", "seed=3"]
     code, out, _ = fedeve("drift", "measure", "digits", *changes, "--cohort", 3, "--cohorts", 0)
     assert code == 0 and "untrained" in out and "period drift" in out and "client drift" not in out
+    assert "in every cohort: f counts by examples" in out
+    code, out, _ = fedeve("drift", "measure", "digits", *changes, "--cohort", 3, "--cohorts", 0, "--average", "plain")
+    assert code == 0 and "in every cohort" not in out
     code, _, err = fedeve("drift", "measure", tmp_path / "run", "--cohort", 99)
     assert code == 2 and "such a cohort cannot be drawn" in err

@@ -47,6 +47,8 @@ def test_period_drift_on_quadratics_is_its_closed_form() -> None:
     found = period_drift(objective, where, size=3)
     assert found.value == pytest.approx(by_hand, rel=1e-9)
     assert found.how == "closed form" and found.cost == 8 and found.num_clients == 8
+    assert found.bias == pytest.approx(((grads.mean(0) - full) ** 2).sum(), rel=1e-9)
+    assert period_drift(objective, where, size=8).value == pytest.approx(found.bias, rel=1e-9)  # all that is left then
     assert gradient_variance(objective, where) * factor(8, 3) == pytest.approx(
         period_drift(objective, where, size=3, average="plain").value, rel=1e-9
     )

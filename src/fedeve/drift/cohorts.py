@@ -43,6 +43,8 @@ class Estimate:
     cost: int = 0
     """Clients' full gradients computed."""
     seconds: float = 0.0
+    bias: float | None = None
+    """What of it does not change from cohort to cohort, `|E_S mean - v|^2`; where it is known, as in a closed form."""
 
     @property
     def exact(self) -> bool:
@@ -112,8 +114,8 @@ def cohort_distance(
     if chosen == "closed form":
         middle = vectors.mean(0)
         variance = float(np.square(vectors - middle).sum(1).mean())
-        value = variance * factor(count, size) + float(np.square(middle - target).sum())
-        return Estimate(value, 0.0, chosen, 0, count)
+        bias = float(np.square(middle - target).sum())
+        return Estimate(variance * factor(count, size) + bias, 0.0, chosen, 0, count, bias=bias)
     if chosen == "enumeration":
         cohorts = _all(count, size)
     else:

@@ -89,6 +89,12 @@ def lines(report: dict[str, Any]) -> list[str]:
         f"period drift  {_value(period)}",
         f"              {period['cost']:,} gradients in {period['seconds']:.1f} s; average: {report['average']}",
     ]
+    if period["bias"] and period["value"]:
+        share = f"{100 * period['bias'] / period['value']:.2g} %"
+        said.insert(
+            2,
+            f"              of it {period['bias']:.4g} ({share}) in every cohort: f counts by examples, cohorts do not",
+        )
     if "client_drift" in report:
         client = report["client_drift"]
         said += [

@@ -81,7 +81,7 @@ def period_drift(
         groups[number % len(groups)] = one if mine is None else mine.merge(one)
         if tell is not None:
             tell(number + 1)
-    value, error = _from_groups(
+    value, error, bias = _from_groups(
         [group for group in groups if group is not None], size=size, count=count, average=average
     )
     sampled = len(chosen) < count
@@ -93,6 +93,7 @@ def period_drift(
         count,
         cost=len(chosen),
         seconds=time.monotonic() - begun,
+        bias=None if sampled else bias,
     )
 
 
@@ -104,18 +105,18 @@ def _some(count: int, max_clients: int | None, seed: int) -> list[int]:
     return sorted(drawn(count, max_clients, number=1, seed=seed)[0].tolist())
 
 
-def _from_groups(groups: list[Summary], *, size: int, count: int, average: str) -> tuple[float, float]:
-    """The drift from mean and scatter of the gradients seen, and its standard error where they are a sample."""
+def _from_groups(groups: list[Summary], *, size: int, count: int, average: str) -> tuple[float, float, float]:
+    """The drift from mean and scatter of the gradients seen, its standard error where they are a sample, its bias."""
     everybody, left = Summary.merged(groups), factor(count, size)
     seen = int(everybody.count)
     bias = float((everybody.center - everybody.mean).square().sum()) if average == "definition" else 0.0
     if seen == count:
-        return float(everybody.scatter) / seen * left + bias, 0.0
+        return float(everybody.scatter) / seen * left + bias, 0.0, bias
     # n - 1 makes the variance of a sample unbiased for N/(N-1) sigma^2, and the factor has N - 1 already.
     finite = (count - 1) / count * left
     parts = [finite * float(group.scatter / (group.count - 1)) for group in groups]
     error = float(np.std(parts, ddof=1) / math.sqrt(len(parts))) if len(parts) > 1 else math.nan
-    return finite * float(everybody.scatter) / (seen - 1) + bias, error
+    return finite * float(everybody.scatter) / (seen - 1) + bias, error, bias
 
 
 def gradient_variance(objective: Objective, params: Tensor | None = None) -> float:
