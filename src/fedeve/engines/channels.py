@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .batched import lanes_first
-from .images import Pair, inside
+from .images import Pair, block_of, inside
 from .turning import turn
 
 MULTIPLE = 16  # what a matrix product needs of the channels
@@ -161,11 +161,6 @@ def last(x: Tensor, precision: str) -> Tensor:
     return x.permute(0, 1, 3, 4, 2).to(dtype_of(precision)).contiguous()
 
 
-def _block(size: int, most: int) -> int:
-    """How much of a dimension one program takes: a power of two that a matrix product accepts."""
-    return min(most, max(16, triton.next_power_of_2(size)))
-
-
 def _at_once(size: int, precision: str) -> int:
     """Of a sum over so many channels, how many at a time: the largest power of two that divides them, within limits."""
     return min(_INPUTS if precision == "bf16" else 32, size & -size)
@@ -178,7 +173,7 @@ def convolve(x: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair, prec
         (length + 2 * p - k) // s + 1 for length, p, k, s in zip((height, width), padding, size, stride, strict=True)
     )
     out = x.new_empty(lanes, num, high, wide, outputs)
-    block = _block(outputs, _OUTPUTS)
+    block = block_of(outputs, _OUTPUTS)
     grid = (triton.cdiv(num * high * wide, _PIXELS), triton.cdiv(outputs, block), lanes)
     _convolve[grid](
         x, w, out, num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
@@ -194,7 +189,7 @@ def input_gradient(
     """[lanes, N, H, W, C] for shape = (H, W), of grad [lanes, N, P, Q, O] and taps w [lanes, O, taps, C]."""
     (lanes, num, high, wide, outputs), channels = grad.shape, w.shape[3]
     out = grad.new_empty(lanes, num, *shape, channels)
-    block = _block(channels, _OUTPUTS)
+    block = block_of(channels, _OUTPUTS)
     for down, right in product(range(min(stride[0], shape[0])), range(min(stride[1], shape[1]))):
         pixels = triton.cdiv(shape[0] - down, stride[0]) * triton.cdiv(shape[1] - right, stride[1])
         grid = (triton.cdiv(num * pixels, _PIXELS), triton.cdiv(channels, block), lanes)
@@ -214,7 +209,7 @@ def kernel_gradient(x: Tensor, grad: Tensor, size: Pair, stride: Pair, padding: 
     piece = triton.cdiv(min(num_pixels, _PIECE), depth) * depth
     pieces = triton.cdiv(num_pixels, piece)
     out = x.new_empty(lanes, pieces, outputs, num_taps, channels, dtype=torch.float32)
-    block, block_k = _block(outputs, _LONG), _block(num_taps * channels, _LONG)
+    block, block_k = block_of(outputs, _LONG), block_of(num_taps * channels, _LONG)
     grid = (triton.cdiv(num_taps * channels, block_k), triton.cdiv(outputs, block), lanes * pieces)
     _kernel_gradient[grid](
         x, grad, out, num, channels, height, width, outputs, high, wide, *size, *stride, *padding,

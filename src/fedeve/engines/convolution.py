@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import channels, narrow
 from .batched import lanes_first
-from .images import Pair, inside, pair
+from .images import Pair, block_of, inside, pair
 
 
 @triton.jit
@@ -106,11 +106,6 @@ def _is_narrow(outputs: int, inputs: int, padding: Pair, precision: str) -> bool
     return outputs <= narrow.MOST_CHANNELS and (precision != "tf32" or padding != (0, 0) or inputs < _MANY)
 
 
-def _block(size: int, most: int) -> int:
-    """How much of a dimension one program takes: a power of two that a matrix product accepts."""
-    return min(most, max(16, triton.next_power_of_2(size)))
-
-
 def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, precision: str) -> Tensor:
     """[lanes, N, O, P, Q] of x [lanes, N, C, H, W], w [lanes, O, C, KH, KW] and bias [lanes, O]."""
     (lanes, num, channels, height, width), (outputs, rows, columns) = x.shape, (w.shape[1], *w.shape[3:])
@@ -119,7 +114,7 @@ def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: P
     out = x.new_empty(lanes, num, outputs, high, wide)
     if _is_narrow(outputs, channels * rows * columns, padding, precision):
         return narrow.convolve(x, w, bias, stride, padding, out)
-    block = _block(outputs, _CHANNELS if precision == "tf32" else 64)
+    block = block_of(outputs, _CHANNELS if precision == "tf32" else 64)
     inputs, warps = (16, 2) if block == 16 else (_INPUTS, 8 if block > 64 else 4)
     grid = (triton.cdiv(num * high * wide, _PIXELS), triton.cdiv(outputs, block), lanes)
     _convolve[grid](
@@ -138,7 +133,7 @@ def kernel_gradient(x: Tensor, grad: Tensor, size: Pair, stride: Pair, padding: 
         return narrow.kernel_gradient(x, grad, size, stride, padding).sum(1)
     few = outputs <= narrow.MOST_CHANNELS
     most = 64 if precision == "tf32" and not few else 32  # three products at once take the registers of three
-    block, block_k = _block(outputs, most), _block(num_inputs, most)
+    block, block_k = block_of(outputs, most), block_of(num_inputs, most)
     # Few long sums would leave the chip idle: they are cut in pieces, which are added afterwards.
     piece = triton.cdiv(min(num_pixels, _PIECE), _DEPTH) * _DEPTH
     pieces = triton.cdiv(num_pixels, piece)

@@ -1,4 +1,4 @@
-"""What kernels on images share: pairs of rows and columns, and which elements of a patch lie in the image."""
+"""What kernels on images share: pairs of rows and columns, sizes of blocks, and which elements of a patch are there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ Pair = tuple[int, int]
 def pair(value: Any) -> Pair:
     """What a layer's argument says of rows and columns."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+def block_of(size: int, most: int) -> int:
+    """How much of a dimension one program takes: a power of two that a matrix product accepts."""
+    return min(most, max(16, int(triton.next_power_of_2(size))))
 
 
 @triton.jit
