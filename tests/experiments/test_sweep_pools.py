@@ -7,8 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sweeping import SWEEP, write
 
+from fedeve import FedAvg, Scaffold
+from fedeve.engines.blame import blame, culprit
+from fedeve.engines.lanes import Lanes
 from fedeve.experiments import sweep as sweeps
 from fedeve.experiments.manifest import read_manifest
 from fedeve.experiments.sweep_folder import SweepFolder
@@ -79,3 +83,69 @@ def test_runs_on_one_data_set_dealt_twice_share_its_examples_and_one_pool(tmp_pa
     one, other = datas.values()
     assert one.x is other.x and one.examples == other.examples and one.fingerprint != other.fingerprint
     assert [len(batch) for batch in batches(points, engine="lanes")] == [8]
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs were played together, time after time."""
+    sizes: list[int] = []
+    simulate = Player._simulate
+
+    def counted(self: Player, points: Any, runs: Any, session: Any) -> None:
+        sizes.append(len(runs))
+        simulate(self, points, runs, session)
+
+    monkeypatch.setattr(Player, "_simulate", counted)
+    return sizes
+
+
+def played(folder: Path) -> tuple[int, int]:
+    """How many runs of the small sweep finished and failed."""
+    (folder / "out").mkdir()
+    sweep = SweepFolder(folder / "out", sweeps.read(write(folder), assignments=["rounds=3"]))
+    sweep.open(engine="lanes")
+    Player(sweep, lambda event: None, device="cpu").play(sweep.sweep.points)
+    states = [sweep.status(point).state for point in sweep.sweep.points]
+    return states.count("finished"), states.count("failed")
+
+
+@pytest.mark.parametrize(("method", "name"), [(FedAvg, "step"), (FedAvg, "correction"), (Scaffold, "finish")])
+def test_others_go_on_together_where_it_is_known_whose_fault_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: list[int], method: type[Any], name: str
+) -> None:
+    """Half of eight runs have a method that raises: in the server's step, or when clients are sent off or come back."""
+    ours = getattr(method, name)
+
+    def failing(self: Any, *args: Any, **named: Any) -> Any:
+        if isinstance(self, method):
+            raise ArithmeticError("the world ended")
+        return ours(self, *args, **named)
+
+    monkeypatch.setattr(method, name, failing)
+    assert played(tmp_path) == (4, 4)
+    assert pools == [8, 7, 6, 5, 4]
+
+
+def test_a_pool_is_split_where_nobody_knows_whose_fault_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: list[int]
+) -> None:
+    ours = Lanes._play
+
+    def failing(self: Lanes, at: Any, *rest: Any) -> Any:
+        if any(isinstance(self.runs[number].method, FedAvg) and self.runs[number].seed == 2 for number in at):
+            raise ArithmeticError("the world ended")
+        yield from ours(self, at, *rest)
+
+    monkeypatch.setattr(Lanes, "_play", failing)
+    assert played(tmp_path) == (6, 2)
+    assert pools[0] == 8 and set(pools[1:3]) == {4} and pools.count(1) >= 2
+
+
+def test_the_innermost_run_is_blamed_and_for_a_full_disk_or_memory_nobody() -> None:
+    with pytest.raises(ArithmeticError) as raised, blame(1), blame(2):
+        raise ArithmeticError
+    assert culprit(raised.value) == 2
+    for error in (MemoryError(), torch.OutOfMemoryError()):
+        with pytest.raises(type(error)), blame(1):
+            raise error
+        assert culprit(error) is None

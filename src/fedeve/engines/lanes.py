@@ -29,6 +29,7 @@ from ..run import DTYPES, Run
 from ..seeds import Indices
 from ..store import Position
 from .batched import AVAILABLE, Batched
+from .blame import blame
 from .pool import Batch, OnDevice, Pool, Task, bytes_kept, bytes_per_lane, is_plain, upload
 from .profile import Profile
 from .reference import Examples, gradient, refuse_misfit
@@ -64,11 +65,14 @@ class Lanes:
     ) -> None:
         self.runs, self.device, self.width, self.precision = runs, device, width, precision
         self.batched = device.type == "cuda" if batched is None else batched
-        self.models = [run.build_model().to(device) for run in runs]
+        self.models: list[nn.Module] = []
+        for number, run in enumerate(runs):
+            with blame(number):
+                model = run.build_model().to(device)
+                refuse_misfit(model, run.data, DTYPES[run.dtype], device)
+                _refuse_random(model)
+                self.models.append(model)
         self.layouts = [Layout.of(model) for model in self.models]
-        for run, model in zip(runs, self.models, strict=True):
-            refuse_misfit(model, run.data, DTYPES[run.dtype], device)
-            _refuse_random(model)
         pairs = zip(self.models, self.layouts, strict=True)
         self.starts = [layout.flatten(dict(model.named_parameters())) for model, layout in pairs]
         self.datas: dict[Any, OnDevice] = {}
@@ -136,8 +140,11 @@ class Lanes:
         server = Server(self.device)
         pool = self._pool(next(iter(at)), width)
         lanes: dict[int, tuple[Seat, Part, int]] = {}
-        seats = [Seat(n, self.runs[n], where, memories[n], server, width) for n, where in at.items()]
+        seats = []
         try:
+            for number, where in at.items():
+                with blame(number):
+                    seats.append(Seat(number, self.runs[number], where, memories[number], server, width))
             while seats:
                 done = [seat for seat in seats if seat.is_done]
                 aside = self._aside()
@@ -148,20 +155,24 @@ class Lanes:
                         moved = pool.advance()
                 with aside:
                     for seat in done:
-                        with self._stage("server"):
-                            seat.begin_step()
-                        seat.begin_evaluation(self._evaluator(seat.number))
+                        with blame(seat.number):
+                            with self._stage("server"):
+                                seat.begin_step()
+                            seat.begin_evaluation(self._evaluator(seat.number))
                 for seat in seats:
-                    seat.look_ahead()
+                    with blame(seat.number):
+                        seat.look_ahead()
                 for seat in done:
-                    turn = seat.end(self._evaluator(seat.number))
+                    with blame(seat.number):
+                        turn = seat.end(self._evaluator(seat.number))
                     at[seat.number] = Position(turn.num_rounds, turn.state)
                     yield seat.number, turn
                     if turn.num_rounds == seat.run.rounds:
                         seats.remove(seat)
                         del at[seat.number]
                     else:
-                        seat.open_round()
+                        with blame(seat.number):
+                            seat.open_round()
                 if moved is not None:
                     self.profile.lane_steps += moved.lane_steps
                     self.profile.client_steps += moved.client_steps
@@ -178,9 +189,10 @@ class Lanes:
         fresh = []
         for seat in sorted(seats, key=lambda seat: seat.num_rounds):
             while seat.waiting and (lane := next(free, None)) is not None:
-                part, place, plan = seat.take()
+                with blame(seat.number):
+                    part, place, plan = seat.take()
+                    fresh.append(Task(lane, part.sent.params, part.correction_of(place), part.run.local, plan))
                 lanes[lane] = (seat, part, place)
-                fresh.append(Task(lane, part.sent.params, part.correction_of(place), part.run.local, plan))
         pool.seat(fresh)
 
     def _aside(self) -> Any:
@@ -296,7 +308,8 @@ def _collect(pool: Pool, lanes: dict[int, tuple[Seat, Part, int]], done: list[in
             part.updates[upload(places, part.updates)] = rows
         for lane in some:
             del lanes[lane]
-        seat.arrived(part, len(some))
+        with blame(seat.number):
+            seat.arrived(part, len(some))
 
 
 def _is_lack_of_memory(error: RuntimeError) -> bool:

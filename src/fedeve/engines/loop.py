@@ -21,6 +21,7 @@ from ..memory import Memory
 from ..record import Record, header
 from ..run import Run, choose_device
 from ..store import Position, Store, recorded_header
+from .blame import blame
 from .lanes import Lanes, has_random_layers
 from .profile import Profile
 from .reference import References
@@ -132,13 +133,16 @@ def simulate(
             None if folder is None else Store(folder, each.identity())
             for folder, each in zip(folders, runs, strict=True)
         ]
+        books: list[Book] = []
         for store in filter(None, stores):
             stack.enter_context(store.locked())
         begun = [store for store in stores if store is not None and resume and store.is_begun]
         if begun and engine == "auto":
             engine = recorded_header(begun[0].out)["engine"]
         player = make_engine(engine, runs, target, width=width, precision=precision, profile=profile)
-        books = [Book(player, n, store, resume=resume, every=checkpoint_every) for n, store in enumerate(stores)]
+        for number, kept in enumerate(stores):
+            with blame(number):
+                books.append(Book(player, number, kept, resume=resume, every=checkpoint_every))
         _play(player, books, watch, until=until)
     return books[0].record if isinstance(run, Run) else [book.record for book in books]
 
@@ -303,7 +307,8 @@ def _play(engine: Engine, books: list[Book], watch: Watcher | None, *, until: fl
     deadline = Deadline(until, books)
     try:
         for number, turn in engine.play([book.position for book in books], [book.memory for book in books]):
-            progress = books[number].keep(turn)
+            with blame(number):
+                progress = books[number].keep(turn)
             if watch is not None:
                 watch(progress)
             if deadline.is_near():

@@ -23,6 +23,7 @@ from ..run import DTYPES, Run
 from ..seeds import Indices
 from ..store import Position
 from ..summary import Summary
+from .blame import blame
 from .profile import Profile
 from .turn import Turn
 
@@ -149,12 +150,13 @@ class References:
         """Every run to its end, then the next."""
         for number, (player, at) in enumerate(zip(self.players, positions, strict=True)):
             begun = time.perf_counter()
-            for turn in player.play(at.state, memories[number], at.num_rounds):
-                self.profile.client_steps += turn.client_steps
-                self.profile.lane_steps += turn.client_steps
-                self.profile.seconds += time.perf_counter() - begun
-                yield number, turn
-                begun = time.perf_counter()
+            with blame(number):
+                for turn in player.play(at.state, memories[number], at.num_rounds):
+                    self.profile.client_steps += turn.client_steps
+                    self.profile.lane_steps += turn.client_steps
+                    self.profile.seconds += time.perf_counter() - begun
+                    yield number, turn
+                    begun = time.perf_counter()
 
     def evaluate(self, number: int, params: Tensor) -> dict[str, float]:
         """One run's metrics."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..data.federated import FederatedData
+from ..engines.blame import culprit
 from ..engines.loop import Progress, simulate
 from ..engines.profile import Profile
 from ..engines.width import useful
@@ -145,7 +146,7 @@ class Player:
         return self.until is None or time.monotonic() + self.preparing_took < self.until
 
     def play_together(self, points: list[Point]) -> None:
-        """Play runs in one pool. When it raises, it is split until the run at fault is alone."""
+        """Play runs in one pool. When it raises, the others go on; it is split if nobody knows whose fault it was."""
         begun = time.monotonic()
         runs = {}
         for point in points:
@@ -154,12 +155,16 @@ class Player:
             except FedeveError as error:
                 self._fail(point, error)
         failure = self._try(runs, begun) if runs else None
-        if failure is not None and len(runs) == 1:
-            self._fail(next(iter(runs)), failure)
-        elif failure is not None:
-            half = len(runs) // 2
-            self.play_together(list(runs)[:half])
-            self.play_together(list(runs)[half:])
+        if failure is None:
+            return
+        at, played = culprit(failure), list(runs)
+        if at is None and len(played) > 1:
+            half = len(played) // 2
+            self.play_together(played[:half])
+            self.play_together(played[half:])
+        else:
+            self._fail(played.pop(at or 0), failure)
+            self.play_together(played)
 
     def _try(self, runs: dict[Point, Run], begun: float) -> Exception | None:
         """Play runs and write down what they took; what one of them raised, if one did."""
