@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 from sweeping import SWEEP, write
 
-from fedeve import FedAvg, Scaffold
+from fedeve import Correction, FedAvg, Scaffold
+from fedeve.engines import seat
 from fedeve.engines.blame import blame, culprit
 from fedeve.engines.lanes import Lanes
 from fedeve.experiments import sweep as sweeps
@@ -122,6 +124,23 @@ def test_others_go_on_together_where_it_is_known_whose_fault_it_was(
         return ours(self, *args, **named)
 
     monkeypatch.setattr(method, name, failing)
+    assert played(tmp_path) == (4, 4)
+    assert pools == [8, 7, 6, 5, 4]
+
+
+def test_so_they_do_where_a_later_part_of_a_cohort_cannot_be_sent_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: list[int]
+) -> None:
+    monkeypatch.setattr(seat, "CHUNK", 2)  # of cohorts of four
+    calls: Counter[int] = Counter()
+
+    def failing(self: Any, sent: Any, memory: Any) -> Correction:
+        calls[id(sent.params)] += 1
+        if isinstance(self, FedAvg) and calls[id(sent.params)] == 2:
+            raise ArithmeticError("the world ended")
+        return Correction()
+
+    monkeypatch.setattr(FedAvg, "correction", failing)
     assert played(tmp_path) == (4, 4)
     assert pools == [8, 7, 6, 5, 4]
 
