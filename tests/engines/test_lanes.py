@@ -147,7 +147,7 @@ def test_a_run_does_not_notice_who_shares_its_pool(device: str) -> None:
 def test_examples_dealt_in_two_ways_share_a_pool(batched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """And each run's numbers are the reference's."""
     evenly = [part.tolist() for part in np.array_split(np.arange(len(DATA.y)), 7)]
-    other = FederatedData.from_arrays(DATA.x, DATA.y, evenly, x_test=DATA.x_test, y_test=DATA.y_test)
+    other = FederatedData.from_arrays(DATA.x.copy(), DATA.y, evenly, x_test=DATA.x_test, y_test=DATA.y_test)
     runs = [some_run(), some_run(method=Scaffold()), some_run(data=other), some_run(data=other, seed=5)]
     runs = [dataclasses.replace(run, model=runs[0].model) for run in runs]
     pools = []

@@ -18,7 +18,7 @@ from fedeve.engines.lanes import Lanes
 from fedeve.experiments import sweep as sweeps
 from fedeve.experiments.manifest import read_manifest
 from fedeve.experiments.sweep_folder import SweepFolder
-from fedeve.experiments.sweep_play import DataSets, Player, batches
+from fedeve.experiments.sweep_play import Player
 from fedeve.experiments.sweep_worker import shared_out
 
 
@@ -78,13 +78,12 @@ def test_batches_that_are_played_at_once_have_some_of_every_column() -> None:
             assert max(counts) <= -(-7 // workers) + 1, (workers, counts)
 
 
-def test_runs_on_one_data_set_dealt_twice_share_its_examples_and_one_pool(tmp_path: Path) -> None:
-    points = sweeps.read(write(tmp_path)).points
-    datasets = DataSets()
-    datas = {id(data): data for data in (datasets.get(point.plan) for point in points)}
-    one, other = datas.values()
-    assert one.x is other.x and one.examples == other.examples and one.fingerprint != other.fingerprint
-    assert [len(batch) for batch in batches(points, engine="lanes")] == [8]
+def test_runs_on_one_data_set_dealt_in_two_ways_are_played_in_one_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths = []
+    monkeypatch.setattr(Lanes, "_pool", lambda *args, of=Lanes._pool: widths.append(args[2]) or of(*args))
+    assert played(tmp_path) == (8, 0) and len(widths) == 1
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import augment, local, tasks
+from ..data.federated import FederatedData
 from ..errors import FedeveError, Words
 from ..layout import Layout
 from ..local import LocalWork
@@ -75,6 +76,7 @@ class Lanes:
         self.layouts = [Layout.of(model) for model in self.models]
         pairs = zip(self.models, self.layouts, strict=True)
         self.starts = [layout.flatten(dict(model.named_parameters())) for model, layout in pairs]
+        self.alike = _alike(runs)
         self.datas: dict[Any, OnDevice] = {}
         self.at_once: dict[Any, int] = {}
         self.side = torch.cuda.Stream() if device.type == "cuda" else None
@@ -82,9 +84,10 @@ class Lanes:
 
     def data(self, run: Run) -> OnDevice:
         """A run's examples on the device, there once for all runs that share them."""
-        key = (run.data.examples, run.dtype)
+        data = self.alike[id(run.data)]
+        key = (id(data), run.dtype)
         if key not in self.datas:
-            self.datas[key] = OnDevice(run.data, DTYPES[run.dtype], self.device)
+            self.datas[key] = OnDevice(data, DTYPES[run.dtype], self.device)
         return self.datas[key]
 
     def play(self, positions: list[Position], memories: list[Memory]) -> Iterator[tuple[int, Turn]]:
@@ -99,7 +102,7 @@ class Lanes:
         groups: dict[Any, list[int]] = {}
         for number, run in enumerate(self.runs):
             if positions[number].num_rounds < run.rounds:
-                groups.setdefault(_shared(run), []).append(number)
+                groups.setdefault(self._shared(run), []).append(number)
         for numbers in groups.values():
             at = {number: positions[number] for number in numbers}
             width = self._planned(numbers)
@@ -124,6 +127,12 @@ class Lanes:
             return min(clients, len(os.sched_getaffinity(0))) if hasattr(os, "fork") else 1
         size = bytes_per_lane(self.models[numbers[0]], self.layouts[numbers[0]], self.data(run), run.local)
         return max(1, min(useful(runs), MOST_LANES, int(_SHARE * free_on(self.device)) // size))
+
+    def _shared(self, run: Run) -> Any:
+        """What runs must have in common to share a pool: examples, however dealt, model and the kind of local work."""
+        work = dataclasses.replace(run.local, lr=1.0, epochs=1, steps=None)
+        model = run.model if isinstance(run.model, str) else id(run.model)
+        return model, repr(sorted(run.model_options.items())), id(self.alike[id(run.data)]), run.dtype, work
 
     def _pool(self, number: int, width: int) -> Pool:
         run, model, layout = self.runs[number], self.models[number].train(), self.layouts[number]
@@ -235,7 +244,7 @@ class Lanes:
         if self.device.type != "cuda":
             return _EVALUATION_BATCH
         run = self.runs[number]
-        key = _shared(run)
+        key = self._shared(run)
         if key not in self.at_once:
             fits = _EVALUATION_BYTES // max(1, bytes_kept(self.models[number], self.data(run), 16) // 16)
             parts = -(-len(run.data.y_test) // max(256, min(65536, fits)))
@@ -340,8 +349,12 @@ def _refuse_random(model: nn.Module) -> None:
             raise FedeveError("lanes have no random layers yet", got=found, do="use engine='reference'")
 
 
-def _shared(run: Run) -> Any:
-    """What runs must have in common to share a pool: examples, however dealt, model and the kind of local work."""
-    work = dataclasses.replace(run.local, lr=1.0, epochs=1, steps=None)
-    model = run.model if isinstance(run.model, str) else id(run.model)
-    return model, repr(sorted(run.model_options.items())), run.data.examples, run.dtype, work
+def _alike(runs: list[Run]) -> dict[int, FederatedData]:
+    """By the id of every run's data the first of them all that has the same examples."""
+    firsts: list[FederatedData] = []
+    found: dict[int, FederatedData] = {}
+    for data in {id(run.data): run.data for run in runs}.values():
+        found[id(data)] = next((first for first in firsts if data.has_examples_of(first)), data)
+        if found[id(data)] is data:
+            firsts.append(data)
+    return found

@@ -36,7 +36,7 @@ _DATA_SETS = 8  # kept loaded at a time
 
 
 class DataSets:
-    """Data sets by their configuration, loaded once; those of the same examples share them, and so their runs lanes."""
+    """Data sets by their configuration, loaded once."""
 
     def __init__(self) -> None:
         self._loaded: OrderedDict[str, FederatedData | FedeveError] = OrderedDict()
@@ -46,7 +46,7 @@ class DataSets:
         key = json.dumps(plan.describe()["data"], sort_keys=True)
         if key not in self._loaded:
             try:
-                self._loaded[key] = self._shared(plan.dataset.load())
+                self._loaded[key] = plan.dataset.load()
             except FedeveError as error:
                 self._loaded[key] = error
             while len(self._loaded) > _DATA_SETS:
@@ -56,13 +56,6 @@ class DataSets:
         if isinstance(found, FedeveError):
             raise found
         return found
-
-    def _shared(self, data: FederatedData) -> FederatedData:
-        """A data set on the arrays of another that has the same."""
-        for other in self._loaded.values():
-            if isinstance(other, FederatedData) and (shared := data.with_examples_of(other)) is not data:
-                return shared
-        return data
 
 
 @dataclass
