@@ -72,6 +72,12 @@ def test_a_cohort_of_one_keeps_the_variance_and_a_cohort_of_all_has_none() -> No
     assert cohort_distance(VECTORS[:1], size=1).value == 0.0
 
 
+def test_the_bias_is_what_is_left_when_everybody_is_in_the_cohort() -> None:
+    found = [cohort_distance(VECTORS, size=size, average="definition", weights=WEIGHTS) for size in (2, len(VECTORS))]
+    assert found[0].bias == found[1].bias == pytest.approx(found[1].value, rel=1e-9)
+    assert 0 < found[0].bias < found[0].value and cohort_distance(VECTORS, size=2).bias < 1e-20
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
     for size in (0, 9):
         with pytest.raises(FedeveError, match=r"cohort cannot be drawn.*1 to 8"):

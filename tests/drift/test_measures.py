@@ -86,7 +86,7 @@ def test_a_sample_of_clients_is_right_on_average_and_knows_its_error() -> None:
     assert values.mean() == pytest.approx(exact, abs=4 * values.std() / math.sqrt(40))
     # Its error is that of a sample from endlessly many: half of all clients seen know more than that.
     assert 0.7 * values.std() < np.mean([one.error for one in found]) < 3 * values.std()
-    assert found[0].cost == 30 and not found[0].exact and found[0].num_clients == 60
+    assert found[0].cost == 30 and not found[0].exact and found[0].num_clients == 60 and found[0].bias is None
     assert period_drift(objective, size=5, average="plain", max_clients=99).exact
     with pytest.raises(FedeveError, match="needs two clients"):
         period_drift(objective, size=5, max_clients=1)

@@ -45,8 +45,8 @@ def place(run: Mapping[str, Any]) -> tuple[str, str, int]:
 
 def in_order(runs: Iterable[dict[str, Any]], order: Mapping[str, Sequence[str]] | None) -> list[dict[str, Any]]:
     """Runs by the columns and rows of the table they are from; those that it does not have come last."""
-    places = [{name: at for at, name in enumerate((order or {}).get(axis, ()))} for axis in ("columns", "rows")]
-    columns, rows = places
+    known = order or {}
+    columns, rows = ({name: at for at, name in enumerate(known.get(axis, ()))} for axis in ("columns", "rows"))
     return sorted(runs, key=lambda run: (columns.get(run["column"], len(columns)), rows.get(run["row"], len(rows))))
 
 
