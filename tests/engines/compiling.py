@@ -19,6 +19,8 @@ from triton.runtime.jit import JITFunction
 from fedeve.engines.batched import Batched
 from fedeve.engines.descent import adam, descend
 from fedeve.engines.tally import tally
+from fedeve.models.norm import NormReLU
+from fedeve.models.resnet import _Block
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {
@@ -76,6 +78,8 @@ def main() -> None:
         nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.GroupNorm(2, 64), nn.Conv2d(64, 32, 1, stride=2), nn.MaxPool2d(2),
     )  # fmt: skip
     slopes = step(wide, images, "tf32", "tf32x3", "bf16")
+    residual = nn.Sequential(nn.Conv2d(3, 32, 1), NormReLU(2, 32), _Block(32, 64, 2, groups=2))
+    step(residual, images, "tf32", "bf16")
     step(nn.Sequential(nn.Conv2d(3, 6, 5, padding=2), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5)), images, "tf32", "tf32x3")
     for length in (7, 5000):  # a few rows, and so many that they are sorted and summed in blocks
         step(nn.Embedding(30, 5), torch.zeros(LANES, length, dtype=torch.int64), "tf32")

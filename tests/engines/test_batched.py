@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import DEVICE, LANES, assert_same_gradients, images, lanes_of
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
@@ -15,40 +16,7 @@ pytest.importorskip("triton", reason="hand-batched layers need Triton")
 from fedeve.engines import batched, channels, convolution, lookup, narrow, norm, pooling
 from fedeve.engines.batched import Batched
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PRECISIONS = {"ieee": 2e-6, "tf32x3": 5e-6, "tf32": 2e-2} if DEVICE == "cuda" else {"ieee": 2e-6}
-LANES = 2
-
-
-def lanes_of(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.stack([p.detach() + 0.3 * torch.randn(p.shape, generator=generator) for _ in range(LANES)]).to(
-            DEVICE
-        )
-        for name, p in model.named_parameters()
-    }
-
-
-def assert_same_gradients(model: nn.Module, x: Tensor, precision: str, tolerance: float) -> None:
-    """Of every parameter, in every lane, against PyTorch in float64."""
-    params = lanes_of(model)
-    model = model.to(DEVICE)
-
-    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(model, params, (x,)).pow(3).mean()
-
-    exact_x = x.to(DEVICE).double() if x.is_floating_point() else x.to(DEVICE)
-    exact = vmap(grad(loss))({name: value.double() for name, value in params.items()}, exact_x)
-    with Batched(precision):
-        ours = vmap(grad(loss))(params, x.to(DEVICE))
-    for name, value in exact.items():
-        gaps = (ours[name] - value).flatten(1).norm(dim=1) / value.flatten(1).norm(dim=1)
-        assert gaps.max() < tolerance, name
-
-
-def images(channels: int = 3, size: int = 9, seed: int = 1) -> Tensor:
-    return torch.randn(LANES, 2, channels, size, size, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -176,13 +144,6 @@ def test_of_equal_pixels_the_first_wins_and_what_is_not_a_number_wins_always() -
         )
     assert torch.equal(ours.isnan(), functional.max_pool2d(x, 2).isnan())
     assert slope[0, 0].tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_group_norm(groups: int) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(groups, 8), nn.Tanh(), nn.Conv2d(8, 2, 1))
-    assert_same_gradients(model, images(), "ieee", 5e-6)
 
 
 def test_a_long_linear_layer_is_summed_in_pieces() -> None:

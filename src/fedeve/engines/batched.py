@@ -39,9 +39,10 @@ class Batched(TorchFunctionMode):
 
     def __init__(self, precision: str) -> None:
         super().__init__()
+        from ..models.norm import norm_relu
         from .convolution import conv2d
         from .lookup import embedding
-        from .norm import group_norm
+        from .norm import group_norm, rectified
         from .pooling import max_pool2d
 
         precision = "tf32x3" if precision == "float32" else precision
@@ -49,6 +50,7 @@ class Batched(TorchFunctionMode):
             torch.conv2d: lambda *args, **named: conv2d(*args, **named, precision=precision),
             torch.nn.functional.max_pool2d: max_pool2d,
             torch.nn.functional.group_norm: group_norm,
+            norm_relu: rectified,
             torch.nn.functional.embedding: embedding,
             linear: _linear,
         }

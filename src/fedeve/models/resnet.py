@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn.functional import relu
 
 from ..errors import FedeveError, unknown
 from .lenet import _image_shape
+from .norm import NormReLU
 
 WIDTHS = (64, 128, 256, 512)
 STEMS = ("cifar", "imagenet")
@@ -28,7 +28,7 @@ class ResNet18(nn.Module):
             raise FedeveError(
                 "model.groups must divide the channels", got=groups, do=f"write a divisor of {WIDTHS[0]}: 1, 2, 4 ..."
             )
-        first = [nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False), nn.GroupNorm(groups, WIDTHS[0]), nn.ReLU()]
+        first = [nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False), NormReLU(groups, WIDTHS[0])]
         if stem == "imagenet":
             first[0] = nn.Conv2d(channels, WIDTHS[0], 7, stride=2, padding=3, bias=False)
             first.append(nn.MaxPool2d(3, stride=2, padding=1))
@@ -55,9 +55,9 @@ class _Block(nn.Module):
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.GroupNorm(groups, after)
+        self.norm1 = NormReLU(groups, after)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(groups, after)
+        self.norm2 = NormReLU(groups, after)
         self.shortcut = nn.Sequential()
         if stride != 1 or before != after:
             self.shortcut = nn.Sequential(
@@ -65,5 +65,6 @@ class _Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.norm2(self.conv2(relu(self.norm1(self.conv1(x)))))
-        return relu(inner + self.shortcut(x))
+        inner = self.conv2(self.norm1(self.conv1(x)))
+        out: Tensor = self.norm2(inner, self.shortcut(x))
+        return out

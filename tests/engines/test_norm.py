@@ -1,0 +1,91 @@
+"""Group norm in lanes, alone and with ReLU and a shortcut, computes what PyTorch's functions do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from layers import DEVICE, assert_same_gradients, images
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn import functional
+
+pytest.importorskip("triton", reason="hand-batched layers need Triton")
+
+from fedeve.engines import channels, norm
+from fedeve.engines.batched import Batched
+from fedeve.models.norm import NormReLU
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_group_norm(groups: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(groups, 8), nn.Tanh(), nn.Conv2d(8, 2, 1))
+    assert_same_gradients(model, images(), "ieee", 5e-6)
+
+
+@pytest.mark.parametrize("outlier", [0.0, 30.0])
+def test_a_norm_of_values_far_from_zero_whose_first_is_far_from_the_others(outlier: float) -> None:
+    """The variance is taken around the first value, which must not cost it its digits."""
+    x = 200 + images(channels=4)[0]
+    x[:, ::2, 0, 0] += outlier
+    weight, bias = torch.ones(4), torch.zeros(4)
+    exact = functional.group_norm(x.double(), 2, weight.double(), bias.double())
+    with Batched("ieee"):
+        ours = functional.group_norm(x.to(DEVICE), 2, weight.to(DEVICE), bias.to(DEVICE))
+    assert (ours.cpu() - exact).norm() < 5e-5 * exact.norm()
+
+
+class Beside(nn.Module):
+    """Two convolutions beside a shortcut, as in a ResNet; all of them have a part in what is rectified."""
+
+    def __init__(self, groups: int, *, is_last: bool) -> None:
+        super().__init__()
+        first, second = (3, 16) if is_last else (3, 8)
+        self.inner = nn.Sequential(nn.Conv2d(first, second, 1), NormReLU(groups, second), nn.Conv2d(second, second, 1))
+        self.outer = nn.Conv2d(first, second, 1)
+        self.norm = NormReLU(groups, second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.inner(x), self.outer(x))
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_group_norm_with_relu_and_a_shortcut(groups: int, is_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "suits", lambda weight, precision: is_last)
+    torch.manual_seed(0)
+    assert_same_gradients(Beside(groups, is_last=is_last), images(), "ieee", 5e-6)
+
+
+def test_a_rectified_norm_is_relu_after_group_norm_to_the_last_bit_without_kernels() -> None:
+    x, skip = torch.randn(2, 3, 4, 5, 5)
+    norm = NormReLU(2, 4)
+    nn.init.normal_(norm.weight)
+    plain = functional.group_norm(x, 2, norm.weight, norm.bias)
+    assert torch.equal(norm(x), plain.relu())
+    assert torch.equal(norm(x, skip), (plain + skip).relu())
+    assert {name: tuple(p.shape) for name, p in norm.named_parameters()} == {"weight": (4,), "bias": (4,)}
+
+
+def test_what_is_not_a_number_passes_a_rectified_norm_in_both_directions() -> None:
+    """Else a run that has diverged would look as if it had not."""
+    model = NormReLU(1, 4).to(DEVICE)
+    x, skip = images(channels=4).to(DEVICE)
+    x[0, 0, 0, 0] = float("nan")
+    for beside in (None, skip):
+        params = dict(model.named_parameters())
+        with Batched("ieee"):
+            out = model(x, beside)
+            slope = grad(lambda p, beside=beside: functional_call(model, p, (x, beside)).sum())(params)
+        assert out[0].isnan().all() and out[1].isfinite().all()
+        assert slope["weight"].isnan().any()
+
+
+def test_a_shortcut_of_another_shape_or_type_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm, "normalise", None)
+    x = images(channels=4)[0].to(DEVICE)
+    model = NormReLU(2, 4).to(DEVICE)
+    for skip in (x[:, :1], x.double()):
+        with Batched("ieee"):
+            ours = model(x, skip)
+        assert torch.equal(ours, model(x, skip))
