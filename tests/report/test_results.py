@@ -38,6 +38,18 @@ def test_a_sweep_is_read_as_its_file_lays_it_out(made: Path) -> None:
     assert section.printed["accuracy"]["FedEve"][FIRST] == (55.0, 0.5)
 
 
+def test_rows_and_columns_stand_in_the_order_of_the_table_they_are_part_of(sweep: Path) -> None:
+    """Whichever run is listed first; what the table does not name comes last."""
+    rows = list(ROWS)
+    table = json.loads((sweep / "sweep.json").read_text())
+    changed(sweep, runs=table["runs"][::-1], printed={})
+    assert only(sweep).rows[0] != rows[0]
+    changed(sweep, order={"rows": [*rows, "another"], "columns": [SECOND, FIRST]})
+    section = only(sweep)
+    assert section.rows[: len(rows)] == rows and section.columns == [SECOND, FIRST]
+    assert "another" not in section.rows and NASTY in section.rows[len(rows) :]
+
+
 def test_runs_that_failed_and_runs_that_never_were_say_so(made: Path) -> None:
     section = only(made)
     failed, never = entry(section, NASTY), entry(section, "SCAFFOLD")
@@ -122,6 +134,7 @@ def changed(sweep: Path, **changes: Any) -> None:
         ({"runs": 3}, "damaged"),
         ({"printed": {"accuracy": {"a": {"b": "high"}}}}, "damaged"),
         ({"last": "many"}, "damaged"),
+        ({"order": ["FedAvg"]}, "damaged"),
     ],
 )
 def test_a_sweep_file_that_is_not_one_is_refused_with_its_path(

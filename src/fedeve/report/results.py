@@ -63,18 +63,24 @@ class Section:
     """What a reader must know of these numbers, in sentences."""
     sessions: tuple[dict[str, Any], ...] = ()
     """How they were made: `command`, `machine`, `begun`, `seconds` of every session that was kept."""
+    order: dict[str, list[str]] = field(default_factory=dict)
+    """The `rows` and `columns` of the table that they are part of, where that is known."""
 
     @property
     def rows(self) -> list[str]:
-        """Every row in its order: those of the runs, then those that are only printed."""
+        """Every row in the table's order; else those of the runs as they come, then those that are only printed."""
         printed = (row for table in self.printed.values() for row in table)
-        return list(dict.fromkeys([*(entry.row for entry in self.entries), *printed]))
+        return self._in_order("rows", [*(entry.row for entry in self.entries), *printed])
 
     @property
     def columns(self) -> list[str]:
-        """Every column in its order: those of the runs, then those that are only printed."""
+        """Every column, likewise."""
         printed = (column for table in self.printed.values() for row in table.values() for column in row)
-        return list(dict.fromkeys([*(entry.column for entry in self.entries), *printed]))
+        return self._in_order("columns", [*(entry.column for entry in self.entries), *printed])
+
+    def _in_order(self, axis: str, names: list[str]) -> list[str]:
+        known = {name: at for at, name in enumerate(self.order.get(axis, ()))}
+        return sorted(dict.fromkeys(names), key=lambda name: known.get(name, len(known)))
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,7 @@ def _sweep(path: Path, last: int | None, told: _Told) -> Section:
             source=str(table.get("source", "")),
             notes=tuple(map(str, table.get("notes") or ())),
             sessions=tuple(map(dict, table.get("sessions") or ())),
+            order={str(axis): list(map(str, names)) for axis, names in (table.get("order") or {}).items()},
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, FedeveError):
