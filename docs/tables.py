@@ -62,10 +62,28 @@ def accuracies(name: str, *, prefix: str, printed: str = "") -> str:
     return _markdown(head, lines)
 
 
+def so_far(names: Sequence[str], places: Sequence[tuple[str, int]], *, reached: int, last: int = 100) -> str:
+    """Accuracies of some columns, each of one seed, as of a round before the end: the mean of the last evaluations."""
+    found: dict[tuple[str, str, int], float] = {}
+    for entry in (entry for name in names for entry in section(name).entries if entry.record is not None):
+        lines = [line for line in entry.record.lines if "accuracy" in line and line["round"] <= reached]
+        if lines and lines[-1]["round"] == reached:
+            values = [line["accuracy"] for line in lines if line["round"] > reached - last]
+            found[entry.row, entry.column, entry.seed] = 100 * statistics.mean(values)
+    best = {place: max(v for (_, *at), v in found.items() if tuple(at) == place) for place in places}
+    lines = []
+    for row in section(names[0]).rows:
+        cells = {place: found.get((row, *place)) for place in places}
+        bold = {place: "**" if value == best[place] else "" for place, value in cells.items()}
+        lines.append([row, *("not run" if v is None else f"{bold[at]}{v:.2f}{bold[at]}" for at, v in cells.items())])
+    return _markdown(["", *(f"{column.partition(', ')[2]}, seed {seed}" for column, seed in places)], lines)
+
+
 def at_a_glance() -> str:
     """Table 1 cell by cell: the run that came furthest, and in brackets what is printed."""
     printed = _all_printed("table1")
-    sweeps = {"table1-cifar100": "1,500", "table1-cifar100-150": "150", "table3-glyphs-full": "1,500"}
+    sweeps = {"table1-cifar100": "1,500", "table1-cifar100-850": "850", "table1-cifar100-150": "150"}
+    sweeps["table3-glyphs-full"] = "1,500"
     found = {name: tables.tables(section(name))[0] for name in sweeps}
     head = [f"FEMNIST, {partition}" for partition in PARTITIONS]
     head += [f"CIFAR-100, {partition}" for partition in PARTITIONS[1:]]
@@ -151,7 +169,7 @@ def _verdict(gaps: Sequence[float]) -> str:
         return "not run"
     middle, won = statistics.median(gaps), sum(gap > 0 for gap in gaps)
     if len(gaps) < 4:
-        return f"{middle:+.1f}"
+        return f"{middle:+.1f}" + (f" ({won}/{len(gaps)})" if len(gaps) > 1 else "")
     word = "**wins**" if won >= 0.9 * len(gaps) else "loses" if won <= 0.1 * len(gaps) else "ties"
     return f"{word} {middle:+.2f} ({won}/{len(gaps)})"
 
@@ -271,6 +289,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "table1": at_a_glance,
     "table1 cifar100": lambda: accuracies("table1-cifar100-150", prefix="CIFAR-100, ", printed="table1"),
     "table1 cifar100 whole": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", printed="table1"),
+    "table1 cifar100 at 850": lambda: so_far(
+        ["table1-cifar100", "table1-cifar100-850"],
+        [("CIFAR-100, Dirichlet 1", 192), ("CIFAR-100, Dirichlet 0.1", 192), ("CIFAR-100, Dirichlet 0.1", 225)],
+        reached=850,
+    ),
     "table1 cifar100 augmented": lambda: accuracies(
         "table1-cifar100-augmented", prefix="CIFAR-100, ", printed="table1"
     ),
