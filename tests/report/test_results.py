@@ -175,6 +175,16 @@ def test_a_sweep_and_a_lone_run_beside_it_are_two_sections(sweep: Path, digits: 
     assert len(first.entries) == 20 and [e.row for e in second.entries] == ["FedYogi"]
 
 
+def test_two_sweeps_of_one_title_are_told_apart_by_their_folders(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "again")
+    sections = results.read([made, tmp_path / "again"]).sections
+    assert [section.title for section in sections] == [
+        f"A small sweep ({made})",
+        f"A small sweep ({tmp_path / 'again'})",
+    ]
+    assert only(made).title == "A small sweep"
+
+
 def test_folders_given_twice_or_inside_each_other_count_once(made: Path) -> None:
     found = results.read([made, made / "runs", made])
     assert [len(section.entries) for section in found.sections] == [20]

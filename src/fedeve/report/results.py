@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -125,7 +126,15 @@ def read(folders: Sequence[Path], *, last: int | None = None, watch: Watcher | N
             do=f"give a folder that has {RECORD} files, a {SWEEP} or a {FIGURES} somewhere below",
         )
     damaged = [e.reason for section in sections for e in section.entries if e.state == DAMAGED]
-    return Results(tuple(sections), tuple(figures), tuple(damaged))
+    return Results(tuple(_told_apart(sections)), tuple(figures), tuple(damaged))
+
+
+def _told_apart(sections: list[Section]) -> Iterator[Section]:
+    """Sections of one title, as two sweeps of one table, say which folder they are from."""
+    times = Counter(section.title for section in sections)
+    for section in sections:
+        alone = times[section.title] == 1
+        yield section if alone else replace(section, title=f"{section.title} ({section.folder})")
 
 
 def _find(folders: Sequence[Path]) -> tuple[list[Path], dict[Path, list[Path]], list[Path]]:
