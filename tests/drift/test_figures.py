@@ -109,7 +109,7 @@ def test_a_stopped_grid_goes_on_and_another_sizes_folder_is_refused(tmp_path: Pa
         lab.play_all(other, lab.gain_cells(other))
 
 
-def test_runs_on_the_same_data_are_played_together_with_the_numbers_they_have_alone(
+def test_runs_of_all_conditions_are_played_together_with_the_numbers_they_have_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = dataclasses.replace(lab.SIZES["tiny"], rounds=3, num_clients=20, eval_every=1)
@@ -124,13 +124,27 @@ def test_runs_on_the_same_data_are_played_together_with_the_numbers_they_have_al
     monkeypatch.setattr(lab, "simulate", simulating)
     monkeypatch.setattr(lab.Clock, "__init__", functools.partialmethod(lab.Clock.__init__, every=0.0))
     together = lab.play_all(place, cells[:-1])
-    # Both epochs and alphas of "iid" and "only client drift" are on the iid data, the others on one of two partitions.
-    assert sorted(played) == [3, 4, 6] and len(cells) == 14
-    assert any(line.startswith("rounds of 6 runs, iid  18/18") for line in told)
+    assert played == [13] and len(cells) == 14
+    assert any(line.startswith("rounds of 13 runs  39/39") for line in told)
     for cell, record in together:
         assert record.lines == simulate(cell.build(place.data(**cell.data))).lines
     played.clear()
     assert lab.play_all(place, cells)[-1][1].lines and played == [1]  # the others lie there
+
+
+def test_a_large_grid_is_played_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = dataclasses.replace(lab.SIZES["tiny"], rounds=2, num_clients=10, alphas=(1.0,))
+    played: list[int] = []
+    monkeypatch.setattr(lab, "_TOGETHER", 5)
+    monkeypatch.setattr(lab, "simulate", lambda runs, **rest: played.append(len(runs)) or simulate(runs, **rest))
+    place = lab.Lab(small, tmp_path)
+    found = lab.play_all(place, cells := lab.condition_cells(place))
+    assert played == [5, 3] and [cell for cell, _ in found] == cells
+
+
+def test_a_precision_that_only_a_gpu_has_is_refused_without_one(tmp_path: Path) -> None:
+    ended = fedeve("paper", "gain", "--size", "tiny", "--device", "cpu", "--precision", "tf32", "--out", tmp_path)
+    assert ended.returncode == 2 and "only a GPU has this precision: got 'tf32'" in ended.stderr
 
 
 def test_several_runs_gone_on_with_count_what_is_left_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,9 @@ class FigureOptions:
     root: Root = None
     engine: Annotated[str, typer.Option(help="auto, reference or lanes.")] = "auto"
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    precision: Annotated[
+        str, typer.Option(help="Of runs: float32; tf32 or bf16: faster on a GPU, fewer bits of the factors.")
+    ] = "float32"
     as_json: AsJson = False
 
     def changes(self) -> dict[str, Any]:
@@ -106,8 +109,8 @@ def make(names: list[str], out: Path, options: FigureOptions) -> None:
     chosen = lab.size(options.size, **options.changes())
     _writable(out)
     place = lab.Lab(
-        chosen, out, root=options.root, engine=options.engine, device=options.device, tell=_teller(options.as_json),
-        watching=lambda label: watching(label, as_json=options.as_json),
+        chosen, out, root=options.root, engine=options.engine, device=options.device, precision=options.precision,
+        tell=_teller(options.as_json), watching=lambda label: watching(label, as_json=options.as_json),
     )  # fmt: skip
     with _stoppable():
         try:

@@ -132,18 +132,18 @@ class Lab:
     root: str | None = None
     engine: str = "auto"
     device: str = "auto"
+    precision: str = "float32"
     tell: Callable[[str], None] = lambda line: None
     watching: Watching = lambda label: nullcontext()
     _loaded: dict[str, FederatedData] = field(default_factory=dict)
 
     def data(self, **options: Any) -> FederatedData:
-        """The size's data set with these options; the last one is kept."""
+        """The size's data set with these options; what was loaded is kept."""
         chosen = self.size.data_options | options | ({"root": self.root} if self.root else {})
         if chosen.get("partition", "natural") != "natural":
             chosen.setdefault("num_clients", self.size.num_clients)
         key = repr(sorted(chosen.items()))
         if key not in self._loaded:
-            self._loaded.clear()
             self._loaded[key] = datasets.load(self.size.data, **chosen)
         return self._loaded[key]
 
@@ -164,10 +164,9 @@ class Lab:
         return Run(method=methods.create(method), data=data, local=local, **(defaults | options))
 
     def play(self, cells: Sequence[Cell]) -> dict[str, Record]:
-        """The records of cells on the same data, by name: from their folders if they are there, gone on with if they
-        are unfinished, else from the start. Those that are left share lanes."""
-        data = self.data(**cells[0].data)
-        runs = {cell.name: cell.build(data) for cell in cells}
+        """The records of cells, by name: from their folders if they are there, gone on with if they are unfinished,
+        else from the start. Those that are left share lanes, however their data are dealt."""
+        runs = {cell.name: cell.build(self.data(**cell.data)) for cell in cells}
         found = {name: record for name, run in runs.items() if (record := self._finished(name, run)) is not None}
         left = [cell for cell in cells if cell.name not in found]
         if not left:
@@ -175,7 +174,7 @@ class Lab:
         with self._watched(left, [runs[cell.name] for cell in left]) as watch:
             played = simulate(
                 [runs[cell.name] for cell in left], out=[self._folder(cell.name) for cell in left], resume="auto",
-                engine=self.engine, device=self.device, checkpoint_every=30.0, watch=watch,
+                engine=self.engine, device=self.device, precision=self.precision, checkpoint_every=30.0, watch=watch,
             )  # fmt: skip
         return found | {cell.name: record for cell, record in zip(left, played, strict=True)}
 
@@ -203,7 +202,7 @@ class Lab:
             with self.watching(cells[0].label) as watch:
                 yield watch
             return
-        clock = Clock(f"rounds of {len(runs)} runs, {cells[0].on}", sum(run.rounds for run in runs), self.tell)
+        clock = Clock(f"rounds of {len(runs)} runs", sum(run.rounds for run in runs), self.tell)
         seen: set[int] = set()
 
         def count(progress: Progress) -> None:
@@ -223,13 +222,8 @@ class Cell:
     label: str
     keys: dict[str, Any]
     data: dict[str, Any]
-    """Options of the data set; cells that have the same are played together."""
+    """Options of the data set."""
     build: Callable[[FederatedData], Run]
-
-    @property
-    def on(self) -> str:
-        """The data in words."""
-        return " ".join(f"{key} {value}" if key == "alpha" else str(value) for key, value in self.data.items())
 
 
 def condition_cells(lab: Lab) -> list[Cell]:
@@ -274,12 +268,8 @@ def _gain_build(lab: Lab, *, epochs: int, seed: int) -> Callable[[FederatedData]
 
 
 def play_all(lab: Lab, cells: Sequence[Cell]) -> list[tuple[Cell, Record]]:
-    """Every cell of a grid with its record; those on the same data are played together, up to so many at a time."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(repr(cell.data), []).append(cell)
+    """Every cell of a grid with its record; they are played together, up to so many at a time."""
     records: dict[str, Record] = {}
-    for group in groups.values():
-        for first in range(0, len(group), _TOGETHER):
-            records |= lab.play(group[first : first + _TOGETHER])
+    for first in range(0, len(cells), _TOGETHER):
+        records |= lab.play(cells[first : first + _TOGETHER])
     return [(cell, records[cell.name]) for cell in cells]
