@@ -33,7 +33,7 @@ $(CONVERT): pyproject.toml
 	@touch $(CONVERT)
 
 test-convert: $(CONVERT)  ## conversions from Hugging Face and Flower data sets, in an environment of their own
-	.venv-convert/bin/python -m pytest tests/data/test_own.py $(PYTEST)
+	.venv-convert/bin/python -m pytest tests/data/test_own.py tests/data/test_converted.py $(PYTEST)
 
 SWEEP := .venv-sweep/.ready
 $(SWEEP): pyproject.toml constraints.txt

@@ -158,7 +158,7 @@ def paper() -> None:
             movies.errorbar(cell.mean, place, xerr=cell.deviation, fmt="o", color=colour, mfc=face, capsize=3)
             if cell.printed:
                 movies.scatter(cell.printed[0], -n, marker="x", color=colour, s=28)
-    # tests/data/test_movielens.py finds it on the real file, which is not here.
+    # tests/data/test_movielens_real.py finds it on the real file, which is not here.
     movies.axvline(0.457, color="#8a93a3", linestyle=":")
     movies.text(0.46, -4.5, "popularity", fontsize=7.5, color="#5a6373")
     movies.set_yticks([-n for n in range(len(names))], [shown.get(row, row) for row in names], fontsize=8)

@@ -1,97 +1,18 @@
-"""Federated EMNIST from files in TensorFlow Federated's and in LEAF's format, whole and damaged."""
+"""Federated EMNIST from files in TensorFlow Federated's and in LEAF's format."""
 
 from __future__ import annotations
 
-import io
-import json
-import os
-import shutil
-import subprocess
-import sys
 import tarfile
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from emnist_files import NAMES, make, pack, stacked, write_leaf, write_tff
 
 from fedeve import FedeveError, datasets
 from fedeve.data.femnist import Femnist
 
-Content = dict[str, tuple[np.ndarray, np.ndarray]]
-
-# In no order, as LEAF lists them; f0900_22 has letters only.
-SIZES = {"f3100_05": (12, 3), "f0000_14": (7, 2), "f0900_22": (5, 2), "f2000_40": (30, 4)}
-
-
-def make(part: int, *, seed: int = 0) -> Content:
-    """Ink [n, 28, 28] as bytes and labels [n] of every writer."""
-    rng = np.random.default_rng([seed, part])
-    content = {}
-    for name, sizes in SIZES.items():
-        lowest = 10 if name == "f0900_22" else 0
-        images = rng.integers(0, 256, (sizes[part], 28, 28), dtype=np.uint8)
-        images[rng.random(images.shape) < 0.8] = 0
-        content[name] = images, rng.integers(lowest, 62, sizes[part])
-        content[name][1][0] = 10 if lowest else 9  # the limits of what is a digit are met
-    return content
-
-
-def write_tff(path: Path, content: Content, **changes: Any) -> None:
-    """As TensorFlow Federated wrote it: float32 pixels with paper at 1, int32 labels."""
-    with h5py.File(path, "w") as file:
-        for name, (images, labels) in content.items():
-            group = file.create_group(f"examples/{name}")
-            white = (255 - images).astype(np.float32) / np.float32(255)
-            group.create_dataset("pixels", data=white, dtype=np.float32, **changes)
-            group.create_dataset("label", data=labels.astype(np.int32), **changes)
-
-
-def leaf_table(content: Content) -> dict[str, Any]:
-    """As LEAF's data_to_json.py makes it: grey levels / 255 in a row of 784, paper at 1."""
-    data = {
-        name: {"x": ((255 - images.reshape(-1, 784)) / 255).tolist(), "y": labels.tolist()}
-        for name, (images, labels) in content.items()
-    }
-    return {"users": list(data), "num_samples": [len(user["y"]) for user in data.values()], "user_data": data}
-
-
-def write_leaf(folder: Path, content: Content, *, files: int = 2) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    names = list(content)
-    for number in range(files):
-        part = {name: content[name] for name in names[number::files]}
-        path = folder / f"all_data_{number}_niid_0_keep_0_train_9.json"
-        path.write_text(json.dumps(leaf_table(part)))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FEDEVE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDEVE_DATA", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def tff(tmp_path: Path) -> Path:
-    root = tmp_path / "tff"
-    root.mkdir()
-    write_tff(root / "fed_emnist_train.h5", make(0))
-    write_tff(root / "fed_emnist_test.h5", make(1))
-    return root
-
-
-@pytest.fixture
-def leaf(tmp_path: Path) -> Path:
-    write_leaf(tmp_path / "leaf" / "train", make(0))
-    write_leaf(tmp_path / "leaf" / "test", make(1))
-    return tmp_path / "leaf"
-
-
-def stacked(content: Content) -> tuple[np.ndarray, np.ndarray]:
-    parts = [content[name] for name in sorted(content)]
-    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.mark.parametrize("format", ["tff", "leaf"])
@@ -237,15 +158,6 @@ def test_without_the_test_file_the_error_names_it(tff):
         datasets.load("femnist", root=str(tff))
 
 
-def pack(tff: Path, path: Path, names: dict[str, str]) -> None:
-    with tarfile.open(path, "w:bz2") as tar:
-        for name, inside in names.items():
-            tar.add(tff / name, arcname=inside)
-
-
-NAMES = {name: name for name in ("fed_emnist_test.h5", "fed_emnist_train.h5")}
-
-
 def test_the_archive_gives_what_its_files_give(tff, tmp_path, cache):
     (tmp_path / "root").mkdir()
     pack(tff, tmp_path / "root" / "fed_emnist.tar.bz2", NAMES)
@@ -277,189 +189,6 @@ def test_a_link_in_the_archive_is_not_followed(tff, tmp_path):
         tar.addfile(link)
     with pytest.raises(FedeveError, match=r"does not hold fed_emnist_train\.h5"):
         datasets.load("femnist", root=str(tmp_path))
-
-
-def refused(root: Path, cache: Path, *words: str) -> None:
-    """Loading fails in one line that names the words, and leaves no cache."""
-    with pytest.raises(FedeveError) as caught:
-        datasets.load("femnist", root=str(root))
-    for word in (*words, "get the file again"):
-        assert word in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert [path.name for path in cache.iterdir() if path.suffix != ".lock"] == []
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.5, 0.95])
-def test_a_truncated_archive_is_refused(tff, tmp_path, cache, kept):
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w:bz2") as tar:
-        for name in NAMES:
-            tar.add(tff / name, arcname=name)
-    content = whole.getvalue()
-    (tmp_path / "fed_emnist.tar.bz2").write_bytes(content[: int(kept * len(content))])
-    refused(tmp_path, cache, "fed_emnist.tar.bz2")
-
-
-@pytest.mark.parametrize("kept", [0, 100, 5000, 40_000])
-def test_a_truncated_hdf5_is_refused(tff, cache, kept):
-    path = tff / "fed_emnist_train.h5"
-    path.write_bytes(path.read_bytes()[:kept])
-    refused(tff, cache, "fed_emnist_train.h5", "cannot be read")
-
-
-def edit(root: Path, change: Any, *, name: str = "fed_emnist_train.h5") -> None:
-    with h5py.File(root / name, "a") as file:
-        change(file["examples"])
-
-
-def replace(group: Any, name: str, values: Any) -> None:
-    del group[name]
-    group[name] = values
-
-
-PIXELS = np.ones((7, 28, 28), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        (lambda group: replace(group, "label", np.arange(6, dtype=np.int32)), "7 images and 6 labels"),
-        (lambda group: replace(group, "label", np.full(7, 62, np.int32)), "got 62"),
-        (lambda group: replace(group, "label", np.full(7, -1, np.int32)), "got -1"),
-        (lambda group: replace(group, "label", np.full(7, 0.5)), "no class numbers"),
-        (lambda group: replace(group, "label", np.zeros((7, 2), np.int32)), "no class numbers"),
-        (lambda group: replace(group, "label", np.int32(3)), "cannot be read"),
-        (lambda group: replace(group, "pixels", PIXELS[:, :27]), "not 28x28"),
-        (lambda group: replace(group, "pixels", PIXELS.reshape(7, 784)), "not 28x28"),
-        (lambda group: replace(group, "pixels", PIXELS * 255), "outside 0 to 1"),
-        (lambda group: replace(group, "pixels", PIXELS * 1.01), "outside 0 to 1"),
-        (lambda group: replace(group, "pixels", PIXELS * np.nan), "outside 0 to 1"),
-        (lambda group: replace(group, "pixels", -PIXELS), "outside 0 to 1"),
-        (lambda group: group.pop("pixels"), "lacks pixels or label"),
-        (lambda group: group.pop("label"), "lacks pixels or label"),
-    ],
-)
-@pytest.mark.parametrize("name", ["fed_emnist_train.h5", "fed_emnist_test.h5"])
-def test_a_damaged_writer_in_hdf5_is_refused_by_name(tff, cache, change, word, name):
-    if name.endswith("test.h5"):
-        write_tff(tff / name, make(0))
-    edit(tff, lambda examples: change(examples["f0000_14"]), name=name)
-    if word == "cannot be read":
-        refused(tff, cache, name, word)
-    else:
-        refused(tff, cache, name, word, "f0000_14")
-
-
-def test_an_hdf5_without_examples_is_refused(tff, cache):
-    with h5py.File(tff / "fed_emnist_train.h5", "w") as file:
-        file["images"] = np.zeros(3)
-    refused(tff, cache, "has no group 'examples'", "images")
-
-
-def test_examples_that_are_no_groups_are_refused(tff, cache):
-    edit(tff, lambda examples: examples.create_dataset("f5000_00", data=np.zeros(3)))
-    refused(tff, cache, "f5000_00")
-
-
-def test_files_without_any_image_are_refused(tff, cache):
-    write_tff(tff / "fed_emnist_train.h5", {"a": (np.zeros((0, 28, 28), np.uint8), np.zeros(0, np.int64))})
-    refused(tff, cache, "no images to train on")
-
-
-def damage(table: dict[str, Any], what: str) -> None:
-    user = table["users"][0]
-    mine = table["user_data"][user]
-    if what == "num_samples":
-        table["num_samples"][0] += 1
-    elif what == "short num_samples":
-        table["num_samples"].pop()
-    elif what == "labels":
-        mine["y"].pop()
-    elif what == "label":
-        mine["y"][0] = 62
-    elif what == "text label":
-        mine["y"][0] = "7"
-    elif what == "row":
-        mine["x"][0] = mine["x"][0][:-1]
-    elif what == "rows":
-        mine["x"] = [row[:-1] for row in mine["x"]]
-    elif what == "bytes":
-        mine["x"][0][0] = 255
-    elif what == "null":
-        mine["x"][0][0] = None
-    elif what == "x":
-        del mine["x"]
-    elif what == "stranger":
-        table["users"][0] = "somebody"
-    elif what == "twice":
-        table["users"].append(user)
-        table["num_samples"].append(len(mine["y"]))
-    else:
-        del table[what]
-
-
-@pytest.mark.parametrize(
-    ("what", "word"),
-    [
-        ("num_samples", "num_samples 13"),
-        ("short num_samples", "cannot be read"),
-        ("labels", "12 images, 11 labels"),
-        ("label", "got 62"),
-        ("text label", "no class numbers"),
-        ("row", "cannot be read"),
-        ("rows", "cannot be read"),
-        ("bytes", "outside 0 to 1"),
-        ("null", "outside 0 to 1"),
-        ("x", "lacks x or y of f3100_05"),
-        ("stranger", "other users"),
-        ("twice", "other users"),
-        ("users", "users"),
-        ("user_data", "user_data"),
-    ],
-)
-def test_damaged_json_is_refused(leaf, cache, what, word):
-    path = sorted((leaf / "train").iterdir())[0]
-    table = json.loads(path.read_text())
-    damage(table, what)
-    path.write_text(json.dumps(table))
-    refused(leaf, cache, path.name, word)
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"3", b'{"users": ["a"', b"\xff\xfe\x00", b"[" * 100_000])
-def test_broken_json_is_refused(leaf, cache, content):
-    path = sorted((leaf / "test").iterdir())[1]
-    path.write_bytes(content)
-    refused(leaf, cache, path.name, "cannot be read")
-
-
-def test_truncated_json_is_refused(leaf, cache):
-    path = sorted((leaf / "train").iterdir())[1]
-    path.write_bytes(path.read_bytes()[:-100])
-    refused(leaf, cache, path.name, "JSONDecodeError")
-
-
-def test_a_writer_in_two_json_files_is_refused(leaf, cache):
-    first = sorted((leaf / "train").iterdir())[0]
-    shutil.copy(first, first.with_name("copy.json"))
-    refused(leaf, cache, "names a writer of another file again")
-
-
-def test_a_full_disk_is_told_from_a_damaged_file_and_leaves_no_cache(tff, cache):
-    program = """
-import resource, sys
-from fedeve import FedeveError, datasets
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-try:
-    datasets.load("femnist", root=sys.argv[1])
-except FedeveError as error:
-    print(error)
-"""
-    environment = os.environ | {"FEDEVE_CACHE": str(cache)}
-    done = subprocess.run([sys.executable, "-c", program, str(tff)], env=environment, capture_output=True, text=True)
-    assert done.stdout.startswith("cannot write")
-    assert "File too large" in done.stdout
-    assert [path.name for path in cache.iterdir() if path.suffix != ".lock"] == []
-    assert len(datasets.load("femnist", root=str(tff)).y) == 54
 
 
 def test_it_is_found_by_name_with_address_checksum_licence_and_citation():

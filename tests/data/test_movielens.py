@@ -1,4 +1,4 @@
-"""MovieLens-1M from archives in its exact format, small ones written here and, where it is at hand, the real one."""
+"""MovieLens-1M from small archives in its exact format, whole and damaged."""
 
 from __future__ import annotations
 
@@ -6,59 +6,17 @@ import copy
 import functools
 import os
 import zipfile
-from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from ratings import Slow, check_rows, some_ratings, texts, write
 
 from fedeve import FedAvg, FederatedData, FedeveError, LocalWork, Run, datasets, simulate, tasks
 from fedeve.data import cache
-from fedeve.data.movielens import HISTORY, MovieLens1M
+from fedeve.data.movielens import HISTORY
 from fedeve.models.din import DIN
-
-real = pytest.mark.skipif(not os.environ.get("FEDEVE_DATA"), reason="FEDEVE_DATA names no folder with ml-1m.zip")
-
-Rating = tuple[int, int, int, int]
-SIZES = {7: 130, 2: 3, 9: 1, 30: 60, 31: 51, 4: 2, 100: 52}  # ratings by user id, in the file's order
-NUM_MOVIES = 260
-PEOPLE = {7: "F::1::10::48067", 2: "M::56::16::70072", 9: "M::25::15::98107-1450", 30: "F::18::0::48067"}
-PEOPLE |= {31: "M::35::20::02460", 4: "F::50::3::00000", 100: "M::45::1::55117", 55: "F::45::1::11111"}
-
-
-def some_ratings() -> list[Rating]:
-    """User, movie, stars, time: times have many ties, users and times are not sorted, ids have gaps."""
-    rng = np.random.default_rng(1)
-    ratings = []
-    for user, count in SIZES.items():
-        movies = 3 * rng.choice(np.arange(1, NUM_MOVIES + 1), count, replace=False)
-        times = 956703932 + rng.integers(0, max(count // 3, 1), count)
-        ratings += [(user, m, int(rng.integers(1, 6)), t) for m, t in zip(movies.tolist(), times.tolist(), strict=True)]
-    ratings += [(7000, 3 * m, 5, 956703932) for m in range(1, 100)]  # so that nearly all movies are rated
-    ratings += [(7001, 3 * m, 1, 956703932) for m in range(100, NUM_MOVIES + 1)]
-    return [ratings[place] for place in rng.permutation(len(ratings))]
-
-
-def texts(ratings: list[Rating] | None = None, people: dict[int, str] | None = None) -> dict[str, bytes]:
-    """The members of an archive."""
-    ratings = some_ratings() if ratings is None else ratings
-    people = PEOPLE | {7000: "M::25::4::1", 7001: "F::25::4::2"} if people is None else people
-    titles = [f"{m}::Caf\xe9 \x85 {m} (1995)::Animation|Children's|Comedy\n" for m in range(1, 3 * NUM_MOVIES + 1)]
-    return {
-        "ml-1m/movies.dat": "".join(titles).encode("latin-1"),
-        "ml-1m/ratings.dat": "".join("::".join(map(str, rating)) + "\n" for rating in ratings).encode(),
-        "ml-1m/README": b"SUMMARY\n",
-        "ml-1m/users.dat": "".join(f"{user}::{rest}\n" for user, rest in people.items()).encode(),
-    }
-
-
-def write(folder: Path, members: dict[str, bytes]) -> Path:
-    path = folder / "ml-1m.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return path
 
 
 @pytest.fixture
@@ -71,65 +29,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small(folder: Path) -> FederatedData:
     write(folder, texts())
     return datasets.load("movielens1m", root=str(folder))
-
-
-@pytest.fixture(scope="session")
-def movies(tmp_path_factory: pytest.TempPathFactory) -> FederatedData:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDEVE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return datasets.load("movielens1m")
-
-
-def sorted_ratings(text: bytes) -> dict[int, list[int]]:
-    """Movie ids by user id, in the order of time, ties in the file's: built without the package."""
-    by_user = defaultdict(list)
-    for line in text.decode().splitlines():
-        user, movie, _, when = map(int, line.split("::"))
-        by_user[user].append((when, movie))
-    return {user: [m for _, m in sorted(by_user[user], key=lambda pair: pair[0])] for user in sorted(by_user)}
-
-
-class Slow:
-    """What a row's features must be, in plain Python from an archive's text."""
-
-    def __init__(self, members: dict[str, bytes]) -> None:
-        self.by_user = sorted_ratings(members["ml-1m/ratings.dat"])
-        self.users = list(self.by_user)
-        self.ids = sorted({movie for rated in self.by_user.values() for movie in rated})
-        self.number = {movie: place for place, movie in enumerate(self.ids, start=1)}
-        lines = [line.split("::") for line in members["ml-1m/users.dat"].decode("latin-1").splitlines()]
-        self.people = {int(line[0]): line[1:] for line in lines if int(line[0]) in self.by_user}
-        self.zips = sorted({line[3] for line in self.people.values()})
-
-    def features(self, user: int, place: int, candidate: int) -> list[int]:
-        """Of the user numbered `user`, a candidate where its rating numbered `place` stands."""
-        gender, age, occupation, code = self.people[self.users[user]]
-        past = [self.number[m] for m in self.by_user[self.users[user]][max(place - 50, 0) : place]]
-        ages = ["1", "18", "25", "35", "45", "50", "56"]
-        known = [user, "FM".index(gender), ages.index(age), int(occupation), self.zips.index(code), candidate]
-        return known + [0] * (50 - len(past)) + past
-
-    def own(self, user: int) -> list[int]:
-        return [self.number[m] for m in self.by_user[self.users[user]]]
-
-
-def check_rows(data: FederatedData, slow: Slow, wanted: np.ndarray | None = None) -> None:
-    """Every row, or the wanted ones, is what the slow construction says; candidates other than the positive are
-    only checked not to be the user's own."""
-    row = 0
-    wanted_rows = None if wanted is None else set(wanted.tolist())
-    for user in range(len(slow.users)):
-        own = slow.own(user)
-        for place in range(len(own) - 1):
-            for rival in range(5):
-                if wanted_rows is None or row in wanted_rows:
-                    got = data.inputs(data.x[row]).tolist()
-                    assert got == slow.features(user, place, got[5])
-                    assert data.y[row] == (rival == 0)
-                    assert (got[5] == own[place]) if rival == 0 else (1 <= got[5] <= len(slow.ids))
-                    assert rival == 0 or got[5] not in own
-                row += 1
-    assert row == len(data.y)
 
 
 def test_counts_and_shapes(small):
@@ -368,102 +267,3 @@ def test_a_federation_trains_on_it(small):
     with torch.no_grad():
         untrained = tasks.loss("ranking", model(small.inputs(small.x_test)), torch.from_numpy(small.y_test)).item()
     assert record.metric("loss")[-1] < 0.6 * untrained
-
-
-# The real archive.
-
-
-@functools.cache
-def real_texts() -> dict[str, bytes]:
-    path = MovieLens1M().find("ml-1m.zip")
-    with zipfile.ZipFile(path) as archive:
-        return {f"ml-1m/{name}.dat": archive.read(f"ml-1m/{name}.dat") for name in ("ratings", "users")}
-
-
-@real
-def test_the_real_archive_is_the_one_we_name():
-    path, remote = MovieLens1M().find("ml-1m.zip"), MovieLens1M.remotes[0]
-    assert path.stat().st_size == remote.size
-    assert cache.sha256_of([path]) == remote.sha256
-
-
-@real
-def test_the_real_counts(movies, tmp_path, monkeypatch):
-    assert movies.num_clients == 6040
-    assert len(movies.y) == 5 * (1_000_209 - 6040)
-    assert movies.x_test.shape == (604_000, 2)
-    assert movies.cardinalities == (6040, 2, 7, 21, 3439, 3707)
-    assert movies.sizes.min() == 5 * 19  # everybody rated at least 20 movies
-    assert len(movies.with_data) == 6040
-    assert movies.x.nbytes < 40e6
-    monkeypatch.setenv("FEDEVE_CACHE", str(tmp_path))
-    MovieLens1M().arrays()
-    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    notes = cache._open(folder).notes
-    assert notes["stars"] == [56174, 107557, 261197, 348971, 226310]
-    assert (notes["ratings"], notes["users"], notes["movies"], notes["listed"]) == (1_000_209, 6040, 3706, 3883)
-
-
-@real
-def test_real_rows_are_what_a_slow_construction_says(movies):
-    rng = np.random.default_rng(0)
-    check_rows(movies, Slow(real_texts()), rng.choice(len(movies.y), 2000, replace=False))
-
-
-@real
-def test_no_real_negative_is_among_the_users_own(movies):
-    owners, items = movies.gather.owners.numpy(), movies.gather.items.numpy()
-    own = np.zeros((6040, 3707), dtype=bool)
-    own[owners, items] = True
-    for x, y in ((movies.x, movies.y), (movies.x_test, movies.y_test)):
-        assert np.array_equal(own[owners[x[:, 0]], x[:, 1]], y == 1)
-    candidates = np.sort(movies.x_test[:, 1].reshape(6040, 100))
-    assert (np.diff(candidates) > 0).all()
-
-
-def judged(data: FederatedData, scores: np.ndarray) -> dict[str, float]:
-    outputs = torch.from_numpy(scores.astype(np.float64))[:, None]
-    found = tasks.metrics("ranking", outputs, torch.from_numpy(data.y_test))
-    return {name: value.item() for name, value in found.items()}
-
-
-@real
-def test_a_random_ranker_scores_what_chance_does(movies):
-    found = judged(movies, np.random.default_rng(0).normal(size=604_000))
-    error = np.sqrt(0.1 * 0.9 / 6040)
-    assert found["hr@10"] == pytest.approx(0.10, abs=3 * error)
-    assert found["hr@5"] == pytest.approx(0.05, abs=3 * np.sqrt(0.05 * 0.95 / 6040))
-    gains = np.where(np.arange(1, 101) <= 10, 1 / np.log2(np.arange(2, 102)), 0)
-    assert found["ndcg@10"] == pytest.approx(gains.mean(), abs=3 * gains.std() / np.sqrt(6040))
-    assert found["auc"] == pytest.approx(0.5, abs=3 * np.sqrt(1 / 12 / 6040))
-
-
-@real
-def test_an_untrained_din_is_close_to_chance(movies):
-    torch.manual_seed(0)
-    model = DIN(movies.input_shape, 1, cardinalities=movies.cardinalities)
-    with torch.no_grad():
-        parts = [model(movies.inputs(movies.x_test[s : s + 5000]))[:, 0] for s in range(0, 604_000, 5000)]
-    found = judged(movies, torch.cat(parts).numpy())
-    # Its scores are the same function of an item for everybody, so popular movies may by chance be high or low:
-    # over seeds it spreads by 0.005 in AUC and 0.010 in HR@10, more than a random ranker's error; four times that here.
-    assert found["auc"] == pytest.approx(0.5, abs=0.02)
-    assert found["hr@10"] == pytest.approx(0.10, abs=0.04)
-
-
-@real
-@pytest.mark.parametrize(("seed", "auc", "hits", "gain"), [(0, 0.812, 0.457, 0.252), (192, 0.811, 0.457, 0.252)])
-def test_popularity_scores_what_the_docs_say(seed, auc, hits, gain, tmp_path, monkeypatch):
-    """On the negatives of the default seed, and on those of the paper's tables."""
-    monkeypatch.setenv("FEDEVE_CACHE", str(tmp_path))
-    data = datasets.load("movielens1m", seed=seed)
-    counts = np.bincount(data.x[data.y == 1, 1], minlength=3707)
-    found = judged(data, counts[data.x_test[:, 1]])
-    assert [found[name] for name in ("auc", "hr@10", "ndcg@10")] == pytest.approx([auc, hits, gain], abs=5e-4)
-
-
-@real
-def test_a_constant_model_scores_nothing_on_the_real_test_set(movies):
-    found = judged(movies, np.zeros(604_000))
-    assert found["auc"] == 0.5
-    assert [found[name] for name in ("hr@5", "hr@10", "ndcg@5", "ndcg@10")] == [0, 0, 0, 0]
