@@ -44,15 +44,21 @@ class Beside(nn.Module):
         self.inner = nn.Sequential(nn.Conv2d(first, second, 1), NormReLU(groups, second), nn.Conv2d(second, second, 1))
         self.outer = nn.Conv2d(first, second, 1)
         self.norm = NormReLU(groups, second)
+        self.last = nn.Conv2d(second, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.inner(x), self.outer(x))
+        out: Tensor = self.last(self.norm(self.inner(x), self.outer(x)))
+        return out
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-@pytest.mark.parametrize("groups", [1, 4])
-def test_group_norm_with_relu_and_a_shortcut(groups: int, is_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "suits", lambda weight, precision: is_last)
+@pytest.mark.parametrize(("groups", "block"), [(1, 64), (4, norm._BLOCK)])
+def test_group_norm_with_relu_and_a_shortcut(
+    groups: int, block: int, is_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of groups that fill many blocks, and of one that does not fill its block."""
+    monkeypatch.setattr(channels, "suits", lambda weight, precision: is_last and weight.shape[0] >= channels.MULTIPLE)
+    monkeypatch.setattr(norm, "_BLOCK", block)
     torch.manual_seed(0)
     assert_same_gradients(Beside(groups, is_last=is_last), images(), "ieee", 5e-6)
 
