@@ -1,4 +1,4 @@
-"""A server for the tests of downloads, and files for those of Federated EMNIST."""
+"""A server for the tests of downloads, files for those of Federated EMNIST, and a test's own folder for everything."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ def leaf(tmp_path: Path) -> Path:
     write_leaf(tmp_path / "leaf" / "train", make(0))
     write_leaf(tmp_path / "leaf" / "test", make(1))
     return tmp_path / "leaf"
+
+
+@pytest.fixture
+def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing outside of the test's folder is touched or reached."""
+    monkeypatch.setenv("FEDEVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")

@@ -11,13 +11,7 @@ from fedeve import FedeveError
 from fedeve.data.own import from_huggingface
 
 
-@pytest.fixture(autouse=True)
-def quiet(tmp_path, monkeypatch):
-    """Nothing outside of the test's folder is touched or reached."""
-    monkeypatch.setenv("FEDEVE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.fixture

@@ -16,13 +16,7 @@ from fedeve import FedAvg, FedeveError, LocalWork, Run, datasets, simulate
 from fedeve.data.own import Folder, from_dataset, from_folder
 
 
-@pytest.fixture(autouse=True)
-def quiet(tmp_path, monkeypatch):
-    """Nothing outside of the test's folder is touched or reached."""
-    monkeypatch.setenv("FEDEVE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def put_npz(folder: Path, *, test: bool = True) -> None:
