@@ -10,7 +10,6 @@ from PIL import Image
 from fedeve import FedeveError
 from fedeve.data.own import from_huggingface
 
-
 pytestmark = pytest.mark.usefixtures("quiet")
 
 

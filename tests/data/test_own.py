@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from fedeve import FedAvg, FedeveError, LocalWork, Run, datasets, simulate
 from fedeve.data.own import Folder, from_dataset, from_folder
 
-
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
