@@ -16,7 +16,7 @@ import torch
 from commandline import in_process
 from fedeve import FedeveError, Record, Scaffold, all_methods, simulate
 from fedeve.checkpoint import Checkpoint
-from fedeve.engines.loop import Interrupted, Progress
+from fedeve.engines.loop import Book, Deadline, Interrupted, Progress, make_engine
 from fedeve.memory import Memory
 from fedeve.store import CHECKPOINT, RECORD, Store
 
@@ -310,14 +310,18 @@ def test_a_run_that_breaks_while_its_memories_are_written_keeps_no_other_from_be
     small_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, folders = [small_run(method=Scaffold(), seed=s) for s in (1, 2)], [tmp_path / "0", tmp_path / "1"]
-    put, broken = Memory.put, []
+    make, put, made, calls = Memory.__init__, Memory.put, [], []
 
     def break_the_first(self: Memory, vectors: Any) -> None:
-        broken.append(self)
-        if len(broken) > 4 and self is broken[0]:
+        calls.append(self)
+        if len(calls) > 4 and self is made[0]:
             raise KeyError("control")
         put(self, vectors)
 
+    # Listed in the order of the runs, whichever of them is ahead later.
+    monkeypatch.setattr(
+        Memory, "__init__", lambda self, *args, **named: made.append(self) or make(self, *args, **named)
+    )
     monkeypatch.setattr(Memory, "put", break_the_first)
     with pytest.raises(KeyError, match="control"):
         simulate(runs, out=folders, checkpoint_every=1e9)
@@ -337,8 +341,6 @@ def test_folders_are_as_many_as_runs_and_all_different(small_run: Any, tmp_path:
 
 def test_checkpoints_that_take_long_are_written_seldom(small_run: Any, tmp_path: Path) -> None:
     """Ten runs of which each takes a second to write: with one every 0.01 s, nothing else would be done."""
-    from fedeve.engines.loop import Book, make_engine
-
     runs = [small_run(seed=seed) for seed in range(10)]
     engine = make_engine("reference", runs, torch.device("cpu"))
     book = Book(engine, 0, Store(tmp_path, runs[0].identity()), resume=False, every=0.01)
@@ -350,8 +352,6 @@ def test_checkpoints_that_take_long_are_written_seldom(small_run: Any, tmp_path:
 
 def test_what_clients_remember_counts_in_the_time_a_checkpoint_takes(small_run: Any, tmp_path: Path) -> None:
     """A budget must end early enough for it: SCAFFOLD's vectors are hundreds of times the model."""
-    from fedeve.engines.loop import Book, Deadline, make_engine
-
     run = small_run(method=all_methods()["scaffold"]())
     engine = make_engine("reference", [run], torch.device("cpu"))
     book = Book(engine, 0, Store(tmp_path, run.identity()), resume=False, every=1e9)
