@@ -65,18 +65,48 @@ def accuracies(name: str, *, prefix: str, printed: str = "") -> str:
 def so_far(names: Sequence[str], places: Sequence[tuple[str, int]], *, reached: int, last: int = 100) -> str:
     """Accuracies of some columns, each of one seed, as of a round before the end: the mean of the last evaluations."""
     found: dict[tuple[str, str, int], float] = {}
-    for entry in (entry for name in names for entry in section(name).entries if entry.record is not None):
-        lines = [line for line in entry.record.lines if "accuracy" in line and line["round"] <= reached]
-        if lines and lines[-1]["round"] == reached:
-            values = [line["accuracy"] for line in lines if line["round"] > reached - last]
-            found[entry.row, entry.column, entry.seed] = 100 * statistics.mean(values)
+    for place, curve in _curves(names).items():
+        if reached in curve:
+            found[place] = statistics.mean(value for n, value in curve.items() if reached - last < n <= reached)
     best = {place: max(v for (_, *at), v in found.items() if tuple(at) == place) for place in places}
     lines = []
     for row in section(names[0]).rows:
         cells = {place: found.get((row, *place)) for place in places}
         bold = {place: "**" if value == best[place] else "" for place, value in cells.items()}
         lines.append([row, *("not run" if v is None else f"{bold[at]}{v:.2f}{bold[at]}" for at, v in cells.items())])
-    return _markdown(["", *(f"{column.partition(', ')[2]}, seed {seed}" for column, seed in places)], lines)
+    return _markdown(["", *map(_words, places)], lines)
+
+
+def on_the_way(names: Sequence[str], places: Sequence[tuple[str, int]]) -> str:
+    """At how many of the evaluations that both have FedEve is ahead of each other row, by column and seed."""
+    curves = _curves(names)
+    lines, total = [], Counter[tuple[str, str]]()
+    rivals = [row for row in section(names[0]).rows if row != "FedEve"]
+    for place in places:
+        line = [_words(place)]
+        for rival in rivals:
+            ours, theirs = curves["FedEve", *place], curves.get((rival, *place), {})
+            common = [n for n in ours if n in theirs]
+            won = sum(ours[n] > theirs[n] for n in common)
+            total.update({(rival, "won"): won, (rival, "of"): len(common)})
+            line.append(f"{won}/{len(common)}" if common else "not run")
+        lines.append(line)
+    lines.append(["of all", *(f"{total[rival, 'won']}/{total[rival, 'of']}" for rival in rivals)])
+    return _markdown(["FedEve ahead of", *rivals], lines)
+
+
+def _curves(names: Sequence[str]) -> dict[tuple[str, str, int], dict[int, float]]:
+    """Accuracies in percent by round, of every run of some sweeps by row, column and seed."""
+    entries = [entry for name in names for entry in section(name).entries if entry.record is not None]
+    return {
+        (e.row, e.column, e.seed): {n["round"]: 100 * n["accuracy"] for n in e.record.lines if "accuracy" in n}
+        for e in entries
+    }
+
+
+def _words(place: tuple[str, int]) -> str:
+    column, seed = place
+    return f"{column.partition(', ')[2]}, seed {seed}"
 
 
 def at_a_glance() -> str:
@@ -282,6 +312,11 @@ def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join([*rows, *(f"| {' | '.join(line)} |" for line in lines)])
 
 
+CIFAR = ("table1-cifar100", "table1-cifar100-850")
+CIFAR_PLACES = [("CIFAR-100, Dirichlet 1", 192), ("CIFAR-100, Dirichlet 0.1", 192), ("CIFAR-100, Dirichlet 0.1", 225)]
+CIFAR_PLACES += [("CIFAR-100, Dirichlet 0.01", 192), ("CIFAR-100, Dirichlet 0.01", 225)]
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "table2 lr 0.01": lambda: ranking("MovieLens-1M, lr 0.01"),
     "table2 lr 0.001": lambda: ranking("MovieLens-1M, lr 0.001"),
@@ -289,11 +324,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "table1": at_a_glance,
     "table1 cifar100": lambda: accuracies("table1-cifar100-150", prefix="CIFAR-100, ", printed="table1"),
     "table1 cifar100 whole": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", printed="table1"),
-    "table1 cifar100 at 850": lambda: so_far(
-        ["table1-cifar100", "table1-cifar100-850"],
-        [("CIFAR-100, Dirichlet 1", 192), ("CIFAR-100, Dirichlet 0.1", 192), ("CIFAR-100, Dirichlet 0.1", 225)],
-        reached=850,
-    ),
+    "table1 cifar100 at 850": lambda: so_far(CIFAR, CIFAR_PLACES[:3], reached=850),
+    "table1 cifar100 on the way": lambda: on_the_way(CIFAR, CIFAR_PLACES),
     "table1 cifar100 augmented": lambda: accuracies(
         "table1-cifar100-augmented", prefix="CIFAR-100, ", printed="table1"
     ),
