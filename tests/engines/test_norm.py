@@ -95,3 +95,9 @@ def test_a_shortcut_of_another_shape_or_type_is_left_to_pytorch(monkeypatch: pyt
         with Batched("ieee"):
             ours = model(x, skip)
         assert torch.equal(ours, model(x, skip))
+
+
+def test_groups_that_do_not_divide_the_channels_are_pytorchs_error() -> None:
+    x, ones = images(channels=4)[0].to(DEVICE), torch.ones(4, device=DEVICE)
+    with Batched("ieee"), pytest.raises(RuntimeError, match="divisible"):
+        functional.group_norm(x, 3, ones, ones)
