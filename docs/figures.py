@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import shutil
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -21,7 +23,9 @@ from scipy import stats
 
 from fedeve import LocalWork, Run, datasets, methods, simulate
 from fedeve.data import glyphs
-from fedeve.drift.style import COLOURS
+from fedeve.drift.lab import SIZES
+from fedeve.drift.style import COLOURS, STYLE
+from fedeve.drift.training_figures import draw_conditions
 from fedeve.experiments import demo, demo_page, watching
 from fedeve.methods import kalman
 from fedeve.methods.bayes import GridFilter
@@ -170,7 +174,20 @@ def paper() -> None:
     figure.savefig(HERE / "paper.png", dpi=140)
 
 
+def conditions() -> None:
+    """The four conditions at the paper's rounds, from the values that lie beside the picture."""
+    rows: list[list[Any]] = []
+    with (HERE / "drift-fig2b-1500.csv").open(encoding="utf-8") as file:
+        for condition, alpha, *numbers, accuracy in list(csv.reader(file))[1:]:
+            rows.append([condition, float(alpha) if alpha else None, *map(int, numbers), float(accuracy)])
+    with matplotlib.rc_context(STYLE):
+        figure = plt.figure(figsize=(8.5, 7.2), layout="constrained")
+        draw_conditions(figure, rows, SIZES["paper"])
+        figure.savefig(HERE / "drift-fig2b-1500.png", dpi=140)
+
+
 PICTURES = {"sheet": sheet, "filter": filter_, "demo": demo_, "report": report_, "paper": paper}
+PICTURES |= {"conditions": conditions}
 
 if __name__ == "__main__":
     HERE.mkdir(exist_ok=True)

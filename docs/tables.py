@@ -62,26 +62,11 @@ def accuracies(name: str, *, prefix: str, printed: str = "") -> str:
     return _markdown(head, lines)
 
 
-def so_far(names: Sequence[str], places: Sequence[tuple[str, int]], *, reached: int, last: int = 100) -> str:
-    """Accuracies of some columns, each of one seed, as of a round before the end: the mean of the last evaluations."""
-    found: dict[tuple[str, str, int], float] = {}
-    for place, curve in _curves(names).items():
-        if reached in curve:
-            found[place] = statistics.mean(value for n, value in curve.items() if reached - last < n <= reached)
-    best = {place: max(v for (_, *at), v in found.items() if tuple(at) == place) for place in places}
-    lines = []
-    for row in section(names[0]).rows:
-        cells = {place: found.get((row, *place)) for place in places}
-        bold = {place: "**" if value == best[place] else "" for place, value in cells.items()}
-        lines.append([row, *("not run" if v is None else f"{bold[at]}{v:.2f}{bold[at]}" for at, v in cells.items())])
-    return _markdown(["", *map(_words, places)], lines)
-
-
-def on_the_way(names: Sequence[str], places: Sequence[tuple[str, int]]) -> str:
+def on_the_way(name: str, places: Sequence[tuple[str, int]]) -> str:
     """At how many of the evaluations that both have FedEve is ahead of each other row, by column and seed."""
-    curves = _curves(names)
+    curves = _curves(name)
     lines, total = [], Counter[tuple[str, str]]()
-    rivals = [row for row in section(names[0]).rows if row != "FedEve"]
+    rivals = [row for row in section(name).rows if row != "FedEve"]
     for place in places:
         line = [_words(place)]
         for rival in rivals:
@@ -95,9 +80,9 @@ def on_the_way(names: Sequence[str], places: Sequence[tuple[str, int]]) -> str:
     return _markdown(["FedEve ahead of", *rivals], lines)
 
 
-def _curves(names: Sequence[str]) -> dict[tuple[str, str, int], dict[int, float]]:
-    """Accuracies in percent by round, of every run of some sweeps by row, column and seed."""
-    entries = [entry for name in names for entry in section(name).entries if entry.record is not None]
+def _curves(name: str) -> dict[tuple[str, str, int], dict[int, float]]:
+    """Accuracies in percent by round, of every run of a sweep by row, column and seed."""
+    entries = [entry for entry in section(name).entries if entry.record is not None]
     return {
         (e.row, e.column, e.seed): {n["round"]: 100 * n["accuracy"] for n in e.record.lines if "accuracy" in n}
         for e in entries
@@ -110,11 +95,9 @@ def _words(place: tuple[str, int]) -> str:
 
 
 def at_a_glance() -> str:
-    """Table 1 cell by cell: the run that came furthest, and in brackets what is printed."""
+    """Table 1 cell by cell, and in brackets what is printed."""
     printed = _all_printed("table1")
-    sweeps = {"table1-cifar100": "1,500", "table1-cifar100-850": "850", "table1-cifar100-150": "150"}
-    sweeps["table3-glyphs-full"] = "1,500"
-    found = {name: tables.tables(section(name))[0] for name in sweeps}
+    found = {name: tables.tables(section(name))[0] for name in ("table1-cifar100", "table3-glyphs-full")}
     head = [f"FEMNIST, {partition}" for partition in PARTITIONS]
     head += [f"CIFAR-100, {partition}" for partition in PARTITIONS[1:]]
 
@@ -126,9 +109,7 @@ def at_a_glance() -> str:
             for number, heading in enumerate(table.headings)
             if heading.column in names and row in table.rows and table.cells[row, number].values
         )
-        early = re.search(r"after ([\d,]+) of", found[sweep].headings[number].title)
-        reached = early[1] if early else sweeps[sweep]
-        ours = _ours(found[sweep], row, number).strip("*") + (f" at {reached}" if reached != "1,500" else "")
+        ours = _ours(found[sweep], row, number).strip("*")
         return _beside(ours, printed[row].get(column))
 
     rows = found["table3-glyphs-full"].rows
@@ -219,14 +200,21 @@ def _beside(ours: str, printed: Sequence[float] | None) -> str:
     return ours if printed is None else f"{ours} ({printed[0]:.2f} ± {printed[1]:.2f})"
 
 
-def one_column(name: str, metric: str) -> str:
-    """A table of one column, its rows from the best."""
+def ranked(*columns: tuple[str, str, str]) -> str:
+    """Sweeps of the same rows side by side, each column a title, a folder and a metric; from the last one's best."""
+    found = [_one_column(folder, metric) for _, folder, metric in columns]
+    table, number = found[-1]
+    known = [row for row in table.rows if table.cells[row, number].values]
+    worse = 1.0 if table.headings[number].metric.lower_is_better else -1.0
+    order = sorted(known, key=lambda row: worse * table.cells[row, number].mean)
+    lines = [[row, *(_ours(t, row, n) if row in t.rows else "not run" for t, n in found)] for row in order]
+    return _markdown(["", *(title for title, _, _ in columns)], lines)
+
+
+def _one_column(name: str, metric: str) -> tuple[Table, int]:
+    """The table and the number of the column that shows a metric, in a sweep of one setting."""
     found = next(t for t in tables.tables(section(name)) if metric in (t.title, *(h.title for h in t.headings)))
-    number = next((n for n, heading in enumerate(found.headings) if heading.title == metric), 0)
-    known = [row for row in found.rows if found.cells[row, number].values]
-    better = -1.0 if not found.headings[number].metric.lower_is_better else 1.0
-    order = sorted(known, key=lambda row: better * found.cells[row, number].mean)
-    return _markdown(["", metric], [[row, _ours(found, row, number)] for row in order])
+    return found, next((n for n, heading in enumerate(found.headings) if heading.title == metric), 0)
 
 
 def noise() -> str:
@@ -275,22 +263,28 @@ def widths() -> str:
 
 
 def conditions() -> str:
-    """FedAvg under the four conditions over the paper's rounds, in percent of accuracy."""
+    """FedAvg under the four conditions over the paper's rounds, in percent of accuracy, means over seeds."""
     names = {"iid": "iid", "client": "only client drift", "period": "only period drift", "both": "both"}
-    found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    found: dict[tuple[str, str, str], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     with (ROOT / "docs" / "img" / "drift-fig2b-1500.csv").open(encoding="utf-8") as file:
         for point in csv.DictReader(file):
-            found[point["condition"], point["alpha"]][int(point["round"])] = 100 * float(point["accuracy"])
+            curves = found[point["condition"], point["alpha"], point["epochs"]]
+            curves[point["seed"]][int(point["round"])] = 100 * float(point["accuracy"])
     lines = []
     for alpha in ("", "1", "0.1", "0.01"):
-        for condition in (name for name in names if (name, alpha) in found):
-            curve = found[condition, alpha]
-            early, last = ([curve[n] for n in curve if first <= n <= end] for first, end in ((110, 200), (1410, 1500)))
-            reached = min(n for n, value in curve.items() if value >= 95)
-            means = [f"{sum(values) / len(values):.1f}" for values in (early, last)]
-            row = names[condition] + (f", alpha {alpha}" if alpha else "")
-            lines.append([row, *means, f"{min(last):.1f} to {max(last):.1f}", str(reached)])
-    return _markdown(["", "rounds 110 to 200", "last 100 rounds", "range in these", "first at 95 %"], lines)
+        for condition in (name for name in names if (name, alpha, "1") in found):
+            cells = [names[condition] + (f", alpha {alpha}" if alpha else "")]
+            for epochs in ("1", "3", "5"):
+                curves = list(found[condition, alpha, epochs].values())
+                last = [[value for n, value in curve.items() if n > 1400] for curve in curves]
+                ends = list(map(statistics.mean, last))
+                spread = f" ± {statistics.stdev(ends):.1f}" if len(ends) > 1 else ""
+                lowest = min(map(min, last))
+                reached = statistics.mean(min(n for n, value in curve.items() if value >= 95) for curve in curves)
+                cells += [f"{reached:.0f}", f"{statistics.mean(ends):.1f}{spread}, {lowest:.1f}"]
+            lines.append(cells)
+    head = [f"E {epochs}: {words}" for epochs in (1, 3, 5) for words in ("first at 95 %", "last 100 rounds, lowest")]
+    return _markdown(["", *head], lines)
 
 
 def _ours(table: Table, row: str, number: int) -> str:
@@ -312,7 +306,7 @@ def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join([*rows, *(f"| {' | '.join(line)} |" for line in lines)])
 
 
-CIFAR = ("table1-cifar100", "table1-cifar100-850")
+PERCENT = "accuracy, %"
 CIFAR_PLACES = [("CIFAR-100, Dirichlet 1", 192), ("CIFAR-100, Dirichlet 0.1", 192), ("CIFAR-100, Dirichlet 0.1", 225)]
 CIFAR_PLACES += [("CIFAR-100, Dirichlet 0.01", 192), ("CIFAR-100, Dirichlet 0.01", 225)]
 
@@ -324,8 +318,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "table1": at_a_glance,
     "table1 cifar100": lambda: accuracies("table1-cifar100-150", prefix="CIFAR-100, ", printed="table1"),
     "table1 cifar100 whole": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", printed="table1"),
-    "table1 cifar100 at 850": lambda: so_far(CIFAR, CIFAR_PLACES[:3], reached=850),
-    "table1 cifar100 on the way": lambda: on_the_way(CIFAR, CIFAR_PLACES),
+    "table1 cifar100 on the way": lambda: on_the_way("table1-cifar100", CIFAR_PLACES),
     "table1 cifar100 augmented": lambda: accuracies(
         "table1-cifar100-augmented", prefix="CIFAR-100, ", printed="table1"
     ),
@@ -348,12 +341,20 @@ BLOCKS: dict[str, Callable[[], str]] = {
         for partition in PARTITIONS
     },
     "table3 mnist leads": lambda: leads("table3-mnist", "mnist"),
-    "ablation": lambda: one_column("taken-apart-mnist", "accuracy, %"),
-    "ablation glyphs": lambda: one_column("taken-apart-glyphs", "accuracy, %"),
+    "ablation": lambda: ranked(
+        ("after 150 rounds", "taken-apart-mnist", PERCENT), ("after 1,500 rounds", "taken-apart-mnist-1500", PERCENT)
+    ),
+    "ablation glyphs": lambda: ranked((PERCENT, "taken-apart-glyphs", PERCENT)),
     "noise": noise,
-    "tuned mnist": lambda: one_column("tuned-mnist", "accuracy, %"),
-    "tuned glyphs": lambda: one_column("tuned-glyphs", "accuracy, %"),
-    "tuned movielens": lambda: one_column("tuned-movielens", "AUC"),
+    "tuned mnist": lambda: ranked(
+        ("after 150 rounds", "tuned-mnist", PERCENT), ("after 1,500 rounds", "tuned-mnist-1500", PERCENT)
+    ),
+    "tuned glyphs": lambda: ranked((PERCENT, "tuned-glyphs", PERCENT)),
+    "tuned movielens": lambda: ranked(
+        ("AUC after 60 rounds", "tuned-movielens", "AUC"),
+        ("HR@10 after 1,000", "tuned-movielens-1000", "HR@10"),
+        ("AUC after 1,000", "tuned-movielens-1000", "AUC"),
+    ),
     "steps": steps,
     "widths": widths,
     "conditions": conditions,

@@ -39,7 +39,7 @@ def fig2b(lab: Lab) -> Drawing:
         f"{lost['both']:.1f}.",
         width=8.5,
         height=2.3 * len(size.alphas) + 0.3,
-        draw=lambda figure: _draw_conditions(figure, rows, size),
+        draw=lambda figure: draw_conditions(figure, rows, size),
         columns=["condition", "alpha", "epochs", "seed", "round", "accuracy"],
         rows=rows,
     )
@@ -53,7 +53,7 @@ def _seeds(size: Size) -> str:
     return f"seed {size.seeds[0]}" if len(size.seeds) == 1 else f"mean of {len(size.seeds)} seeds"
 
 
-def _draw_conditions(figure: Figure, rows: list[list[Any]], size: Size) -> None:
+def draw_conditions(figure: Figure, rows: list[list[Any]], size: Size) -> None:
     panels = figure.subplots(len(size.alphas), len(size.epochs), sharex=True, sharey=True, squeeze=False)
     for line, alpha in enumerate(size.alphas):
         for column, epochs in enumerate(size.epochs):
