@@ -316,8 +316,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "table2 lr 0.001": lambda: ranking("MovieLens-1M, lr 0.001"),
     "verdicts": verdicts,
     "table1": at_a_glance,
-    "table1 cifar100": lambda: accuracies("table1-cifar100-150", prefix="CIFAR-100, ", printed="table1"),
-    "table1 cifar100 whole": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", printed="table1"),
+    "table1 cifar100": lambda: accuracies("table1-cifar100", prefix="CIFAR-100, ", printed="table1"),
     "table1 cifar100 on the way": lambda: on_the_way("table1-cifar100", CIFAR_PLACES),
     "table1 cifar100 augmented": lambda: accuracies(
         "table1-cifar100-augmented", prefix="CIFAR-100, ", printed="table1"
@@ -332,8 +331,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     },
     "table3 leads": lambda: leads("table3-glyphs-full", "glyphs"),
     "table1 mnist": lambda: accuracies("table1-mnist", prefix="mnist in place of FEMNIST, "),
-    "table1 mnist by label": lambda: accuracies("table1-mnist-150", prefix="mnist in place of FEMNIST, "),
-    "table3 mnist by label": lambda: accuracies("table3-mnist-150", prefix="mnist in place of FEMNIST, "),
     **{
         f"table3 mnist {partition}": partial(
             accuracies, "table3-mnist", prefix=f"mnist in place of FEMNIST, {partition}, "
