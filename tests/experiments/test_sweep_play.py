@@ -388,7 +388,11 @@ def test_a_device_that_is_not_there_is_refused_and_no_run_is_blamed(tmp_path: Pa
     assert not list(tmp_path.glob("out/runs/*/failed.json"))
 
 
-def test_a_precision_that_the_device_lacks_fails_before_the_first_round(tmp_path: Path) -> None:
+def test_a_precision_that_the_device_lacks_is_refused_and_no_run_is_blamed(tmp_path: Path) -> None:
     asked = ("--device", "cpu", "--precision", "tf32")
     ended = fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", *QUICK, *SHORT, *asked)
-    assert ended.returncode == 1 and "only a GPU has this precision" in ended.stdout + ended.stderr
+    assert ended.returncode == 2 and "only a GPU has this precision: got 'tf32'" in ended.stderr
+    assert not list(tmp_path.glob("out/*"))
+    assert fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", *QUICK, *SHORT).returncode == 0
+    again = fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", *QUICK, *SHORT, *asked)  # nothing is played
+    assert again.returncode == 0, again.stderr

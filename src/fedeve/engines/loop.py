@@ -147,6 +147,14 @@ def simulate(
     return books[0].record if isinstance(run, Run) else [book.record for book in books]
 
 
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse a precision that nobody knows, or that the device does not have."""
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    if precision != "float32" and device.type != "cuda":
+        raise FedeveError("only a GPU has this precision", got=precision, do="use precision='float32' or device='cuda'")
+
+
 def make_engine(
     name: str,
     runs: list[Run],
@@ -157,10 +165,7 @@ def make_engine(
     profile: Profile | None = None,
 ) -> Engine:
     """The engine of this name, ready to play these runs."""
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
-    if precision != "float32" and device.type != "cuda":
-        raise FedeveError("only a GPU has this precision", got=precision, do="use precision='float32' or device='cuda'")
+    check_precision(precision, device)
     random = any(has_random_layers(run.model) for run in runs if isinstance(run.model, nn.Module))
     if name == "reference" or (name == "auto" and random):
         return References(runs, device, precision=precision, profile=profile)

@@ -79,7 +79,9 @@ def sweep(
 
 def play(chosen: Sweep, out: Path, options: Options) -> None:
     """Show a sweep, play what is left of it, and end with the exit code that tells how it went."""
+    from ..engines.loop import check_precision
     from ..lock import locked
+    from ..run import choose_device
     from . import session, trackers
     from .sweep_clock import parse_seconds
     from .sweep_folder import SweepFolder
@@ -93,6 +95,8 @@ def play(chosen: Sweep, out: Path, options: Options) -> None:
     if options.dry_run:
         _show(folder, say, as_json=options.as_json)
         return
+    if options.engine != "ray" and folder.unfinished():  # Ray's devices are elsewhere
+        check_precision(options.precision, choose_device(options.device))
     with ExitStack() as stack:
         stack.enter_context(_stoppable(out))
         held = stack.enter_context(locked(out))
