@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 import shutil
@@ -11,7 +10,6 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -23,9 +21,10 @@ from scipy import stats
 
 from fedeve import LocalWork, Run, datasets, methods, simulate
 from fedeve.data import glyphs
-from fedeve.drift.lab import SIZES
+from fedeve.drift import grids
+from fedeve.drift.lab import Lab, size
 from fedeve.drift.style import COLOURS, STYLE
-from fedeve.drift.training_figures import draw_conditions
+from fedeve.drift.training_figures import condition_rows, draw_conditions
 from fedeve.experiments import demo, demo_page, watching
 from fedeve.methods import kalman
 from fedeve.methods.bayes import GridFilter
@@ -175,14 +174,14 @@ def paper() -> None:
 
 
 def conditions() -> None:
-    """The four conditions at the paper's rounds, from the values that lie beside the picture."""
-    rows: list[list[Any]] = []
-    with (HERE / "drift-fig2b-1500.csv").open(encoding="utf-8") as file:
-        for condition, alpha, *numbers, accuracy in list(csv.reader(file))[1:]:
-            rows.append([condition, float(alpha) if alpha else None, *map(int, numbers), float(accuracy)])
+    """The four conditions at the paper's rounds, from their records: five seeds of one local epoch, one of the rest."""
+    place = Lab(size("paper", data="mnist", num_clients=539), ROOT / "results")
+    grid = grids.conditions(place)
+    kept = [cell for cell in grid.cells if cell.keys["epochs"] == 1 or cell.keys["seed"] == SEEDS[0]]
+    rows = condition_rows(grids.records(place, replace(grid, cells=kept)))
     with matplotlib.rc_context(STYLE):
         figure = plt.figure(figsize=(8.5, 7.2), layout="constrained")
-        draw_conditions(figure, rows, SIZES["paper"])
+        draw_conditions(figure, rows, place.size)
         figure.savefig(HERE / "drift-fig2b-1500.png", dpi=140)
 
 

@@ -5,7 +5,6 @@ Each stands between `<!-- NAME -->` and `<!-- end -->`, so that a page cannot sa
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import statistics
@@ -264,26 +263,21 @@ def widths() -> str:
 
 def conditions() -> str:
     """FedAvg under the four conditions over the paper's rounds, in percent of accuracy, means over seeds."""
-    names = {"iid": "iid", "client": "only client drift", "period": "only period drift", "both": "both"}
-    found: dict[tuple[str, str, str], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    with (ROOT / "docs" / "img" / "drift-fig2b-1500.csv").open(encoding="utf-8") as file:
-        for point in csv.DictReader(file):
-            curves = found[point["condition"], point["alpha"], point["epochs"]]
-            curves[point["seed"]][int(point["round"])] = 100 * float(point["accuracy"])
-    lines = []
-    for alpha in ("", "1", "0.1", "0.01"):
-        for condition in (name for name in names if (name, alpha, "1") in found):
-            cells = [names[condition] + (f", alpha {alpha}" if alpha else "")]
-            for epochs in ("1", "3", "5"):
-                curves = list(found[condition, alpha, epochs].values())
-                last = [[value for n, value in curve.items() if n > 1400] for curve in curves]
-                ends = list(map(statistics.mean, last))
-                spread = f" ± {statistics.stdev(ends):.1f}" if len(ends) > 1 else ""
-                lowest = min(map(min, last))
-                reached = statistics.mean(min(n for n, value in curve.items() if value >= 95) for curve in curves)
-                cells += [f"{reached:.0f}", f"{statistics.mean(ends):.1f}{spread}, {lowest:.1f}"]
-            lines.append(cells)
-    head = [f"E {epochs}: {words}" for epochs in (1, 3, 5) for words in ("first at 95 %", "last 100 rounds, lowest")]
+    found: dict[tuple[str, str], list[dict[int, float]]] = defaultdict(list)
+    for (row, column, _), curve in _curves("fig2b").items():
+        found[row, column].append(curve)
+    lines, columns = [], section("fig2b").columns
+    for row in sorted(section("fig2b").rows, key=lambda row: -float(row.partition("alpha ")[2] or "inf")):
+        cells = [row]
+        for column in columns:
+            curves = found[row, column]
+            last = [[value for n, value in curve.items() if n > 1400] for curve in curves]
+            ends = list(map(statistics.mean, last))
+            spread = f" ± {statistics.stdev(ends):.1f}" if len(ends) > 1 else ""
+            reached = statistics.mean(min(n for n, value in curve.items() if value >= 95) for curve in curves)
+            cells += [f"{reached:.0f}", f"{statistics.mean(ends):.1f}{spread}, {min(map(min, last)):.1f}"]
+        lines.append(cells)
+    head = [f"{column}: {words}" for column in columns for words in ("first at 95 %", "last 100 rounds, lowest")]
     return _markdown(["", *head], lines)
 
 

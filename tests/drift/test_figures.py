@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,11 @@ import numpy as np
 import pytest
 
 from commandline import in_process as fedeve
-from fedeve import FedeveError, Record, cli, simulate
-from fedeve.drift import figures, lab, paper_figures, style
+from fedeve import FedeveError, cli, simulate
+from fedeve.drift import figures, grids, lab, paper_figures, style
+from fedeve.drift.conditions import CONDITIONS
+from fedeve.experiments import sweep_play
+from fedeve.report import results
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +50,14 @@ def test_the_grid_of_conditions_is_whole_and_iid_is_played_once(made: Path) -> N
     found = rows(made, "fig2b")
     cells = {(row["condition"], row["alpha"], row["epochs"]) for row in found}
     assert len(cells) == 2 * (1 + 3 * 2) and ("iid", "", "1") in cells
-    assert len(list((made / "runs").glob("fedavg-*/record.jsonl"))) == len(cells)
+    assert len(list((made / "fig2b" / "runs").glob("*/record.jsonl"))) == len(cells)
 
 
 def test_boxes_hold_the_gains_of_the_records(made: Path) -> None:
-    record = Record.read(made / "runs/fedeve-0.01-e2-s192/record.jsonl")
+    (section,) = results.read([made / "gain"]).sections
+    (record,) = (e.record for e in section.entries if (e.row, e.column) == ("FedEve, alpha 0.01", "E 2"))
     mine = [float(r["gain"]) for r in rows(made, "gain") if r["partition"] == "alpha 0.01" and r["epochs"] == "2"]
+    assert record is not None
     gains = record.facts("gain")
     assert mine == pytest.approx(gains[np.isfinite(gains)], rel=1e-9)
 
@@ -76,70 +80,71 @@ def test_the_laws_points_are_at_the_closed_form(made: Path) -> None:
 def test_made_again_from_what_is_there_nothing_is_played(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path: path.read_bytes() for path in made.glob("fig2b.*")}
     assert before
-    monkeypatch.setattr(lab, "simulate", None)
+    monkeypatch.setattr(sweep_play, "simulate", None)
     small = dataclasses.replace(lab.SIZES["tiny"], rounds=2, num_clients=20)
     figures.make(lab.Lab(small, made), ["fig2b"])
     assert {path: path.read_bytes() for path in made.glob("fig2b.*")} == before
     assert len(json.loads((made / "figures.json").read_text())) == len(figures.FIGURES)
 
 
-def test_a_stopped_grid_goes_on_and_another_sizes_folder_is_refused(tmp_path: Path) -> None:
-    small = dataclasses.replace(lab.SIZES["tiny"], rounds=4, epochs=(1,), alphas=(0.1,))
+def test_runs_of_a_figure_have_the_numbers_they_have_alone(tmp_path: Path) -> None:
+    small = dataclasses.replace(lab.SIZES["tiny"], rounds=3, num_clients=20, eval_every=1)
+    place = lab.Lab(small, tmp_path)
+    grid = grids.conditions(place)
+    for cell, record in grids.played(place, grid):
+        keys, condition = cell.keys, CONDITIONS[cell.keys["condition"]]
+        alpha = keys["alpha"] or small.alphas[0]
+        options = condition.run_options(alpha) | {"epochs": keys["epochs"], "seed": keys["seed"]}
+        alone = place.run(place.data(**condition.data_options(alpha)), "fedavg", **options)
+        assert record.lines == simulate(alone).lines
+    assert len(grid.cells) == 14
 
+
+TINY = ("--size", "tiny", "--alpha", 0.1, "--epochs", 1, "--rounds", 4)
+
+
+def test_a_figure_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(progress: Any) -> None:
         if progress.num_rounds == 2:
             raise KeyboardInterrupt
 
-    class Stopping:
-        def __enter__(self) -> Any:
-            return stop
-
-        def __exit__(self, *_: object) -> None: ...
-
-    with pytest.raises(KeyboardInterrupt):
-        lab.play_all(
-            lab.Lab(small, tmp_path, watching=lambda label: Stopping()), lab.gain_cells(lab.Lab(small, tmp_path))
-        )
-    place = lab.Lab(small, tmp_path)
-    [(_, resumed)] = lab.play_all(place, lab.gain_cells(place))
-    [(_, whole)] = lab.play_all(fresh := lab.Lab(small, tmp_path / "again"), lab.gain_cells(fresh))
-    assert resumed.lines == whole.lines
-    other = lab.Lab(dataclasses.replace(small, lr=0.7), tmp_path)
-    with pytest.raises(FedeveError, match="another size or version"):
-        lab.play_all(other, lab.gain_cells(other))
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_play, "simulate", lambda runs, **rest: simulate(runs, **(rest | {"watch": stop})))
+        stopped = fedeve("paper", "gain", *TINY, "--out", tmp_path / "a")
+    assert stopped.returncode == 130 and not (tmp_path / "a" / "gain.csv").exists()
+    for out in ("a", "b"):
+        assert fedeve("paper", "gain", *TINY, "--out", tmp_path / out).returncode == 0
+    assert (tmp_path / "a" / "gain.csv").read_bytes() == (tmp_path / "b" / "gain.csv").read_bytes()
 
 
-def test_runs_of_all_conditions_are_played_together_with_the_numbers_they_have_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = dataclasses.replace(lab.SIZES["tiny"], rounds=3, num_clients=20, eval_every=1)
-    told: list[str] = []
-    place = lab.Lab(small, tmp_path / "together", tell=told.append)
-    cells, played = lab.condition_cells(place), []
-
-    def simulating(runs: Any, **options: Any) -> Any:
-        played.append(len(runs))
-        return simulate(runs, **options)
-
-    monkeypatch.setattr(lab, "simulate", simulating)
-    monkeypatch.setattr(lab.Clock, "__init__", functools.partialmethod(lab.Clock.__init__, every=0.0))
-    together = lab.play_all(place, cells[:-1])
-    assert played == [13] and len(cells) == 14
-    assert any(line.startswith("rounds of 13 runs  39/39") for line in told)
-    for cell, record in together:
-        assert record.lines == simulate(cell.build(place.data(**cell.data))).lines
-    played.clear()
-    assert lab.play_all(place, cells)[-1][1].lines and played == [1]  # the others lie there
+def test_a_folder_may_hold_runs_of_other_sizes_and_a_figure_shows_its_own(tmp_path: Path) -> None:
+    for changes in ((), ("--rounds", 2), ("--epochs", 2)):
+        for out in (tmp_path, fresh := tmp_path / "-".join(map(str, changes or ("first",)))):
+            assert fedeve("paper", "gain", *TINY, *changes, "--out", out).returncode == 0
+        assert (tmp_path / "gain.csv").read_bytes() == (fresh / "gain.csv").read_bytes()
 
 
-def test_a_large_grid_is_played_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = dataclasses.replace(lab.SIZES["tiny"], rounds=2, num_clients=10, alphas=(1.0,))
-    played: list[int] = []
-    monkeypatch.setattr(lab, "_TOGETHER", 5)
-    monkeypatch.setattr(lab, "simulate", lambda runs, **rest: played.append(len(runs)) or simulate(runs, **rest))
-    place = lab.Lab(small, tmp_path)
-    found = lab.play_all(place, cells := lab.condition_cells(place))
-    assert played == [5, 3] and [cell for cell, _ in found] == cells
+def test_a_figures_runs_are_played_by_several_processes_if_wanted(tmp_path: Path) -> None:
+    shown = fedeve("paper", "fig2b", *TINY, "--processes", "2", "--dry-run", "--out", tmp_path / "two")
+    assert shown.returncode == 0 and "4 waiting" in shown.stdout and not (tmp_path / "two").exists()
+    for out, number in (("one", "1"), ("two", "2")):
+        ended = fedeve("paper", "fig2b", *TINY, "--processes", number, "--out", tmp_path / out)
+        assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "one" / "fig2b.csv").read_bytes() == (tmp_path / "two" / "fig2b.csv").read_bytes()
+    assert "2 processes" in ended.stdout
+
+
+def test_a_packed_grid_gives_the_figure(tmp_path: Path) -> None:
+    for name in grids.GRIDS:
+        assert fedeve("paper", name, *TINY, "--out", tmp_path / "made").returncode == 0
+        assert fedeve("pack", tmp_path / "made" / name, "--out", tmp_path / "kept").returncode == 0
+        ended = fedeve("paper", name, *TINY, "--out", tmp_path / "kept")
+        assert ended.returncode == 0 and "All runs that have not failed are finished" in ended.stdout
+        mine, packed = (rows(tmp_path / out, name) for out in ("made", "kept"))
+        assert [row["round"] for row in packed] == [row["round"] for row in mine if int(row["round"]) % 2 == 0]
+    assert [row["accuracy"] for row in rows(tmp_path / "kept", "fig2b")] == pytest.approx(
+        [row["accuracy"] for row in rows(tmp_path / "made", "fig2b")]
+    )
 
 
 def test_a_precision_that_only_a_gpu_has_is_refused_without_one(tmp_path: Path) -> None:
@@ -147,27 +152,17 @@ def test_a_precision_that_only_a_gpu_has_is_refused_without_one(tmp_path: Path) 
     assert ended.returncode == 2 and "only a GPU has this precision: got 'tf32'" in ended.stderr
 
 
-def test_several_runs_gone_on_with_count_what_is_left_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = dataclasses.replace(lab.SIZES["tiny"], rounds=4, num_clients=20, epochs=(1, 2), alphas=(0.1,))
-    monkeypatch.setattr(lab.Clock, "__init__", functools.partialmethod(lab.Clock.__init__, every=0.0))
-    told: list[str] = []
-
-    def stop(line: str) -> None:
-        if "  5/8" in line:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        lab.play_all(stopped := lab.Lab(small, tmp_path, tell=stop), lab.gain_cells(stopped))
-    lab.play_all(place := lab.Lab(small, tmp_path, tell=told.append), lab.gain_cells(place))
-    done, total = told[-1].split("  ")[1].split("/")
-    assert done == total and int(total) < 8
+def test_figures_without_runs_have_no_options_of_runs(tmp_path: Path) -> None:
+    assert set(paper_figures.FROM_RUNS) == set(grids.GRIDS)
+    ended = fedeve("paper", "fig2a", "--size", "tiny", "--processes", 2, "--out", tmp_path)
+    assert ended.returncode == 2 and "--processes" in ended.stderr
 
 
 @pytest.mark.parametrize("command", [("paper", "gain"), ("drift", "figures", "--only", "gain")], ids=" ".join)
 def test_seeds_are_as_many_of_the_papers_as_are_asked_for(command: tuple[str, ...], tmp_path: Path) -> None:
     ended = fedeve(*command, "--size", "tiny", "--alpha", 1, "--epochs", 1, "--seeds", 2, "--out", tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert sorted(path.name.split("-s")[-1] for path in (tmp_path / "runs").iterdir()) == ["192", "225"]
+    assert sorted(path.name.split("-")[2] for path in (tmp_path / "gain" / "runs").iterdir()) == ["s192", "s225"]
 
 
 def test_the_federation_in_which_gradients_are_traced_can_be_chosen(tmp_path: Path) -> None:

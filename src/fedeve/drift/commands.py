@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..experiments.sweep_commands import Options
 from ..options import with_options
 from ..seeds import SEEDS
 
@@ -60,11 +62,7 @@ class FigureOptions:
     ] = None
     trace_examples: Annotated[int | None, typer.Option(help="Examples each of these has at most.", min=1)] = None
     root: Root = None
-    engine: Annotated[str, typer.Option(help="auto, reference or lanes.")] = "auto"
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
-    precision: Annotated[
-        str, typer.Option(help="Of runs: float32; tf32 or bf16: faster on a GPU, fewer bits of the factors.")
-    ] = "float32"
     as_json: AsJson = False
 
     def changes(self) -> dict[str, Any]:
@@ -77,17 +75,23 @@ class FigureOptions:
         }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class GridOptions(Options, FigureOptions):
+    """Of figures that come from runs: also how these are played, as those of any sweep."""
+
+
 @drift_app.command()
-@with_options(FigureOptions)
+@with_options(GridOptions)
 def figures(
     out: Out,
     only: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given several times.")] = None,
     *,
-    options: FigureOptions,
+    options: GridOptions,
 ) -> None:
     """Make the figures of the paper's analysis: each as SVG, PNG and CSV, and figures.json for the report page.
 
-    Runs lie in DIR/runs and traces in DIR/traces; stopped and started again, the command goes on where it was.
+    Runs lie in DIR/fig2b and DIR/gain, which are sweeps' folders, and traces in DIR/traces; stopped and started again,
+    the command goes on where it was.
 
     Example: fedeve drift figures --out figures --only fig2a --only law
     """
@@ -100,18 +104,23 @@ def make(names: list[str], out: Path, options: FigureOptions) -> None:
     """Make these figures and say so; what `fedeve drift figures` and `fedeve paper NAME` share."""
     from ..cli import _stoppable, _writable
     from ..errors import unknown
-    from ..experiments.watching import watching
-    from . import figures, lab
+    from ..experiments import sweep_commands
+    from . import figures, grids, lab
 
     for name in names:
         if name not in figures.FIGURES:
             raise unknown("figure", name, figures.FIGURES)
-    chosen = lab.size(options.size, **options.changes())
-    _writable(out)
     place = lab.Lab(
-        chosen, out, root=options.root, engine=options.engine, device=options.device, precision=options.precision,
-        tell=_teller(options.as_json), watching=lambda label: watching(label, as_json=options.as_json),
+        lab.size(options.size, **options.changes()), out, root=options.root, device=options.device,
+        tell=_teller(options.as_json),
     )  # fmt: skip
+    if isinstance(options, GridOptions):
+        place.play = functools.partial(sweep_commands.play, options=options)
+        if options.dry_run:
+            for grid in (grids.GRIDS[name](place) for name in names if name in grids.GRIDS):
+                place.play(grid.sweep(place.size.last), grids.place(place, grid))
+            return
+    _writable(out)
     with _stoppable():
         try:
             entries = figures.make(place, names)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import typer
 
 from ..options import Command, with_options
-from .commands import FigureOptions, Out, make
+from .commands import FigureOptions, GridOptions, Out, make
+
+FROM_RUNS = ("fig2b", "gain")
 
 HELP = {
     "fig2a": "Draw the classes that the sampled clients bring over 20 rounds.",
@@ -25,7 +27,7 @@ def add(app: typer.Typer) -> None:
 
 
 def _command(name: str) -> Command:
-    @with_options(FigureOptions)
+    @with_options(GridOptions if name in FROM_RUNS else FigureOptions)
     def command(out: Out, *, options: FigureOptions) -> None:
         make([name], out, options)
 

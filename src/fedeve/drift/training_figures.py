@@ -1,27 +1,28 @@
-"""Figures from runs: the four conditions, and the Kalman gain. Runs lie in folders and are gone on with if stopped."""
+"""Figures from runs: the four conditions, and the Kalman gain."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..record import Record
 from .conditions import CONDITIONS
-from .lab import Cell, Lab, Size, condition_cells, gain_cells, play_all
+from .grids import Cell, conditions, gains, played
+from .lab import Lab, Size
 from .style import COLOURS, DASHES, Drawing
 
 
 def fig2b(lab: Lab) -> Drawing:
     """FedAvg under the four conditions, over alpha and epochs."""
-    size, rows = lab.size, []
+    size, found = lab.size, list(played(lab, conditions(lab)))
     finals: dict[tuple[str, float | None, int], list[float]] = {}
-    for cell, record in play_all(lab, condition_cells(lab)):
-        keys = cell.keys
-        accuracy = record.metric("accuracy")
-        rows += [[*_key(cell), int(r), float(a)] for r, a in zip(record.evaluated, accuracy, strict=True)]
-        key = (keys["condition"], keys["alpha"], keys["epochs"])
+    for cell, record in found:
+        key = (cell.keys["condition"], cell.keys["alpha"], cell.keys["epochs"])
         finals.setdefault(key, []).append(100 * record.final("accuracy", last=size.last))
+    rows = condition_rows(found)
     alpha, epochs = min(size.alphas), size.epochs[0]
     lost = {
         name: np.mean(finals["iid", None, epochs]) - np.mean(finals[name, alpha, epochs])
@@ -43,6 +44,15 @@ def fig2b(lab: Lab) -> Drawing:
         columns=["condition", "alpha", "epochs", "seed", "round", "accuracy"],
         rows=rows,
     )
+
+
+def condition_rows(found: Iterable[tuple[Cell, Record]]) -> list[list[Any]]:
+    """Condition, alpha, epochs, seed, round and accuracy of every evaluation."""
+    return [
+        [*_key(cell), int(round), float(accuracy)]
+        for cell, record in found
+        for round, accuracy in zip(record.evaluated, record.metric("accuracy"), strict=True)
+    ]
 
 
 def _key(cell: Cell) -> list[Any]:
@@ -79,9 +89,10 @@ def draw_conditions(figure: Figure, rows: list[list[Any]], size: Size) -> None:
 def gain(lab: Lab) -> Drawing:
     """Boxes of FedEve's gain over rounds, by partition and epochs."""
     size, rows = lab.size, []
-    for cell, record in play_all(lab, gain_cells(lab)):
+    for cell, record in played(lab, gains(lab)):
         found = record.facts("gain")
-        rows += [[*_key(cell), n + 1, float(g)] for n, g in enumerate(found) if np.isfinite(g)]
+        rounds = record.evaluated if record.is_packed else range(1, len(found) + 1)
+        rows += [[*_key(cell), int(n), float(g)] for n, g in zip(rounds, found, strict=True) if np.isfinite(g)]
     medians = {
         (title, epochs): float(np.median([row[4] for row in rows if row[0] == title and row[1] == epochs]))
         for title in lab.partitions()
