@@ -49,7 +49,7 @@ def conditions(lab: Lab) -> Grid:
                     keys = {"condition": name, "alpha": known, "epochs": epochs, "seed": seed}
                     row = condition.title + ("" if known is None else f", alpha {alpha:g}")
                     cells.append(Cell(keys, Point(configs.check(table), row, f"E {epochs}")))
-    return Grid("fig2b", f"FedAvg under four conditions: {size.data}", cells)
+    return Grid("fig2b", f"Figure 2b: FedAvg under four conditions ({size.data})", cells)
 
 
 def gains(lab: Lab) -> Grid:
@@ -61,7 +61,7 @@ def gains(lab: Lab) -> Grid:
                 table = lab.table("fedeve", options, epochs=epochs, seed=seed)
                 keys = {"partition": title, "epochs": epochs, "seed": seed}
                 cells.append(Cell(keys, Point(configs.check(table), f"FedEve, {title}", f"E {epochs}")))
-    return Grid("gain", f"FedEve's gain: {lab.size.data}", cells)
+    return Grid("gain", f"The Kalman gain by partition and local epochs ({lab.size.data})", cells)
 
 
 GRIDS = {"fig2b": conditions, "gain": gains}
