@@ -56,7 +56,7 @@ def cut(folder: Path, *, lines: int) -> None:
 def test_a_packed_run_keeps_its_evaluations_and_the_means_of_its_facts(done: Path, tmp_path: Path) -> None:
     (report,) = pack([done], tmp_path)
     assert report.states == {"finished": 8, "unfinished": 0, "failed": 0, "not run": 0} and report.added == 8
-    assert read_manifest(tmp_path / "small") == read_manifest(done)
+    assert read_manifest(tmp_path / "small") == {k: v for k, v in read_manifest(done).items() if k != "widths"}
     for before, after in zip(runs(done), runs(tmp_path / "small"), strict=True):
         assert sorted(path.name for path in after.iterdir()) == ["record.jsonl.gz", "timing.json"]
         one, other = Record.read(before / "record.jsonl"), Record.read(after / "record.jsonl.gz")
@@ -215,6 +215,21 @@ def test_a_packed_sweep_is_finished_and_its_missing_runs_can_be_played_into_it(
     pack([done], tmp_path / "at once")
     records = [{k: v for k, v in files(tmp_path / name).items() if k.endswith(".gz")} for name in ("again", "at once")]
     assert records[0] == records[1] and len(records[0]) == 8
+
+
+def test_what_is_played_into_a_packed_sweep_plans_its_own_lanes(tmp_path: Path) -> None:
+    lanes = ("--set", "rounds=2", "--no-calibration", "--engine", "lanes", "--width", 3)
+    config = write(tmp_path, TEXT)
+    assert fedeve("sweep", config, "--out", tmp_path / "small", *lanes).returncode == 0
+    (played,) = read_manifest(tmp_path / "small")["widths"].values()
+    pack([tmp_path / "small"], kept := tmp_path / "kept")
+    assert played == 3 and "widths" not in read_manifest(kept / "small")
+    write(tmp_path, TEXT.replace("seeds = [", "seeds = [7, "))
+    assert fedeve("sweep", config, "--out", kept / "small", *lanes[:-2]).returncode == 0
+    (planned,) = read_manifest(kept / "small")["widths"].values()
+    assert planned != 3
+    pack([tmp_path / "small"], kept)  # what is being played there keeps them
+    assert list(read_manifest(kept / "small")["widths"].values()) == [planned]
 
 
 def test_sweep_json_tells_the_command_the_machine_and_the_time_of_every_session(copy: Path, tmp_path: Path) -> None:

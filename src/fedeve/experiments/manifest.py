@@ -66,8 +66,6 @@ def merged(earlier: Manifest, later: Manifest, *, out: Path) -> Manifest:
             )
     result = {**earlier, **later}
     result["runs"] = in_order({**old, **new}.values(), result.get("order"))
-    if "widths" in result:
-        result["widths"] = {**earlier.get("widths", {}), **later.get("widths", {})}
     if "printed" in result:
         result["printed"] = merged_printed(earlier.get("printed", {}), later.get("printed", {}))
     if "notes" in result:

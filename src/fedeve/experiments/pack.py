@@ -96,6 +96,7 @@ def _find(top: Path, out: Path) -> Iterator[tuple[Path, Path]]:
 
 def _pack(source: Path, target: Path) -> Packing:
     manifest, result = read_manifest(source), Packing(target)
+    manifest.pop("widths", None)  # of runs to go on with, of which no checkpoint is packed; further ones plan their own
     with locked(target):
         before = read_manifest(target) if (target / SWEEP).exists() else None
         # First, since it may refuse; a run that is listed and not there yet is one that was not run.
