@@ -200,12 +200,14 @@ def _beside(ours: str, printed: Sequence[float] | None) -> str:
 
 
 def ranked(*columns: tuple[str, str, str]) -> str:
-    """Sweeps of the same rows side by side, each column a title, a folder and a metric; from the last one's best."""
+    """Sweeps side by side, each column a title, a folder and a metric; rows from the last one's best, then others."""
     found = [_one_column(folder, metric) for _, folder, metric in columns]
-    table, number = found[-1]
-    known = [row for row in table.rows if table.cells[row, number].values]
-    worse = 1.0 if table.headings[number].metric.lower_is_better else -1.0
-    order = sorted(known, key=lambda row: worse * table.cells[row, number].mean)
+    order: list[str] = []
+    for table, number in reversed(found):
+        rows = [row for row in table.rows if row not in order and table.cells[row, number].values]
+        worse = 1.0 if table.headings[number].metric.lower_is_better else -1.0
+        means = {row: worse * table.cells[row, number].mean for row in rows}
+        order += sorted(rows, key=means.__getitem__)
     lines = [[row, *(_ours(t, row, n) if row in t.rows else "not run" for t, n in found)] for row in order]
     return _markdown(["", *(title for title, _, _ in columns)], lines)
 
@@ -335,7 +337,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "ablation": lambda: ranked(
         ("after 150 rounds", "taken-apart-mnist", PERCENT), ("after 1,500 rounds", "taken-apart-mnist-1500", PERCENT)
     ),
-    "ablation glyphs": lambda: ranked((PERCENT, "taken-apart-glyphs", PERCENT)),
+    "ablation glyphs": lambda: ranked(
+        ("after 600 rounds", "taken-apart-glyphs", PERCENT), ("after 1,500 rounds", "taken-apart-glyphs-1500", PERCENT)
+    ),
     "noise": noise,
     "tuned mnist": lambda: ranked(
         ("after 150 rounds", "tuned-mnist", PERCENT), ("after 1,500 rounds", "tuned-mnist-1500", PERCENT)
