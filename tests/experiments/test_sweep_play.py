@@ -396,3 +396,7 @@ def test_a_precision_that_the_device_lacks_is_refused_and_no_run_is_blamed(tmp_p
     assert fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", *QUICK, *SHORT).returncode == 0
     again = fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", *QUICK, *SHORT, *asked)  # nothing is played
     assert again.returncode == 0, again.stderr
+    failed = next(tmp_path.glob("out/runs/*")) / "failed.json"
+    failed.write_text('{"reason": "out of memory"}')
+    retried = fedeve("sweep", write(tmp_path), "--out", tmp_path / "out", *QUICK, *SHORT, *asked, "--retry")
+    assert retried.returncode == 2 and failed.exists()

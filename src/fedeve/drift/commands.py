@@ -117,8 +117,12 @@ def make(names: list[str], out: Path, options: FigureOptions) -> None:
     if isinstance(options, GridOptions):
         place.play = functools.partial(sweep_commands.play, options=options)
         if options.dry_run:
-            for grid in (grids.GRIDS[name](place) for name in names if name in grids.GRIDS):
-                place.play(grid.sweep(place.size.last), grids.place(place, grid))
+            for name in names:
+                if name in grids.GRIDS:
+                    grid = grids.GRIDS[name](place)
+                    place.play(grid.sweep(place.size.last), grids.place(place, grid))
+                else:
+                    place.tell(f"{name}: no runs")
             return
     _writable(out)
     with _stoppable():

@@ -95,7 +95,8 @@ def play(chosen: Sweep, out: Path, options: Options) -> None:
     if options.dry_run:
         _show(folder, say, as_json=options.as_json)
         return
-    if options.engine != "ray" and folder.unfinished():  # Ray's devices are elsewhere
+    left = {"waiting", "begun"} | ({"failed"} if options.retry else set())
+    if options.engine != "ray" and any(status.state in left for status in folder.statuses()):  # Ray's are elsewhere
         check_precision(options.precision, choose_device(options.device))
     with ExitStack() as stack:
         stack.enter_context(_stoppable(out))
