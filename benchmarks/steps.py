@@ -23,14 +23,20 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KERNELS = 12
 
 
-def step(run: Run, width: int, *, precision: str = "float32", repeats: int = 10) -> dict[str, Any]:
-    """Milliseconds a step of so many lanes takes, lane-steps a second, and the longest kernels' shares."""
+def step(
+    run: Run, width: int, *, busy: int | None = None, precision: str = "float32", repeats: int = 10
+) -> dict[str, Any]:
+    """Milliseconds a step of so many lanes takes, lane-steps a second, and the longest kernels' shares.
+
+    `busy` of the lanes are at work, or all of them.
+    """
+    busy = width if busy is None else busy
     with _steady(1, precision):
         engine = Lanes([run], DEVICE, width=width, precision=precision, batched=True)
         pool = engine._pool(0, width)
         assert isinstance(pool, Batch)
         rng, batch = np.random.default_rng(0), run.local.batch
-        plans = [rng.integers(0, len(run.data.y), (100, batch)) for _ in range(width)]
+        plans = [rng.integers(0, len(run.data.y), (100, batch)) for _ in range(busy)]
         work = [Task(n, engine.starts[0], Correction(0.0, None), run.local, plan) for n, plan in enumerate(plans)]
         pool.seat(work)
         advance = pool._capture() if DEVICE.type == "cuda" else pool._step
@@ -42,8 +48,8 @@ def step(run: Run, width: int, *, precision: str = "float32", repeats: int = 10)
             advance()
         _wait()
         seconds = (time.perf_counter() - begun) / repeats
-        result = {"width": width, "precision": precision, "ms": round(1e3 * seconds, 3)}
-        return result | {"lane_steps_per_second": round(width / seconds), "kernels": _kernels(advance)}
+        result = {"width": width, "busy": busy, "precision": precision, "ms": round(1e3 * seconds, 3)}
+        return result | {"lane_steps_per_second": round(busy / seconds), "kernels": _kernels(advance)}
 
 
 def _wait() -> None:
@@ -77,7 +83,8 @@ def resnet18() -> list[dict[str, Any]]:
     data = FederatedData.from_arrays(x, y, np.split(np.arange(1000), 10), x_test=x[:10], y_test=y[:10])
     run = Run(method=FedAvg(), data=data, model="resnet18", local=LocalWork(batch=20))
     small = [step(run, width, precision="bf16", repeats=40) for width in (8, 10, 14, 20, 28, 40)]
-    return [*small, step(run, 20, precision="tf32")]
+    idle = [step(run, 40, busy=busy, precision="bf16", repeats=40) for busy in (36, 20)]
+    return [*small, *idle, step(run, 20, precision="tf32")]
 
 
 def din() -> list[dict[str, Any]]:

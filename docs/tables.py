@@ -236,6 +236,12 @@ def benchmark(name: str) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
+def _lanes(step: dict[str, Any]) -> str:
+    """How many lanes a step has, and how many of them are at work where it is not all."""
+    busy = step.get("busy", step["width"])
+    return str(step["width"]) if busy == step["width"] else f"{step['width']}, {busy} of them at work"
+
+
 def steps() -> str:
     """What `benchmarks/steps.py` found: one step of a pool, by width."""
     kinds = {
@@ -244,7 +250,7 @@ def steps() -> str:
         "resnet18": "ResNet-18, batch 20",
     }
     lines = [
-        [words, step["precision"], str(step["width"]), f"{step['ms']:.2f} ms", f"{step['lane_steps_per_second']:,}"]
+        [words, step["precision"], _lanes(step), f"{step['ms']:.2f} ms", f"{step['lane_steps_per_second']:,}"]
         for name, words in kinds.items()
         for step in benchmark(f"steps-{name}")["steps"]
     ]

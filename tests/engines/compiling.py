@@ -64,8 +64,9 @@ def instead_of_start(kernel: JITFunction, _grid: Any) -> Callable[..., None]:
 def step(model: nn.Module, x: Tensor, *precisions: str) -> list[Tensor]:
     """The gradients' tensors of all lanes: their shapes are right, and their numbers nothing."""
     named = {name: torch.zeros(LANES, *param.shape) for name, param in model.named_parameters()}
-    for precision in precisions:
-        with Batched(precision):
+    ways = [(precision, torch.zeros(LANES, dtype=torch.bool)) for precision in precisions] + [(precisions[-1], None)]
+    for precision, busy in ways:
+        with Batched(precision, busy):
             found = vmap(grad(lambda p, x: functional_call(model, p, (x,)).float().sum()))(named, x)
     return list(found.values())
 

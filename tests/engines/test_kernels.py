@@ -37,7 +37,7 @@ def by_hand(*runs: Run, width: int | None = None) -> list[torch.Tensor]:
     class ByHand(Lanes):
         def _pool(self, number: int, width: int) -> Any:
             pool: Any = super()._pool(number, width)
-            pool.by_hand, pool.layers = True, Batched("ieee")
+            pool.by_hand, pool.layers = True, Batched("ieee", pool.at_work)
             return pool
 
     target = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from layers import DEVICE, assert_same_gradients, images
+from layers import DEVICE, LANES, assert_same_gradients, images
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="hand-batched layers need Triton")
 
@@ -52,15 +55,47 @@ class Beside(nn.Module):
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-@pytest.mark.parametrize(("groups", "block"), [(1, 64), (4, norm._BLOCK)])
+@pytest.mark.parametrize(("groups", "held"), [(1, (64, 16)), (4, norm._HELD)])
 def test_group_norm_with_relu_and_a_shortcut(
-    groups: int, block: int, is_last: bool, monkeypatch: pytest.MonkeyPatch
+    groups: int, held: tuple[int, int], is_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of groups that fill many blocks, and of one that does not fill its block."""
     monkeypatch.setattr(channels, "suits", lambda weight, precision: is_last and weight.shape[0] >= channels.MULTIPLE)
-    monkeypatch.setattr(norm, "_BLOCK", block)
+    monkeypatch.setattr(norm, "_HELD", held)
+    monkeypatch.setattr(norm, "_HELD_LAST", dict.fromkeys(norm._HELD_LAST, held))
     torch.manual_seed(0)
     assert_same_gradients(Beside(groups, is_last=is_last), images(), "ieee", 5e-6)
+
+
+class Copies(TorchDispatchMode):
+    """Notes what is copied or made of zeros, which on a GPU is a kernel more for every norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in ("aten::clone", "aten::zeros", "aten::zeros_like"):
+            self.found.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_weights_are_read_where_they_lie() -> None:
+    """In lanes they are pieces of long vectors, or the same for all."""
+    vector = torch.randn(LANES, 40, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    x, one = images(channels=4).to(DEVICE), torch.ones(4, device=DEVICE)
+
+    def slopes(w: Tensor, b: Tensor, x: Tensor) -> Any:
+        return vmap(grad(lambda w, b, x: functional.group_norm(x, 2, w, b).pow(3).sum(), (0, 1, 2)))(w, b, x)
+
+    with Batched("ieee"):
+        with Copies() as copies:
+            ours = slopes(vector[:, 3:7], vector[:, 21:25], x)
+        assert copies.found == []
+        for mine, packed in zip(ours, slopes(vector[:, 3:7].clone(), vector[:, 21:25].clone(), x), strict=True):
+            assert torch.equal(mine, packed)
+        shared = vmap(lambda x: functional.group_norm(x, 2, one, one))(x)
+        assert torch.equal(shared[1], functional.group_norm(x[1], 2, one, one))
 
 
 def test_a_rectified_norm_is_relu_after_group_norm_to_the_last_bit_without_kernels() -> None:

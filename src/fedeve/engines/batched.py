@@ -31,14 +31,28 @@ def lanes_first(info: Any, dims: Sequence[int | None], inputs: Sequence[Any], *,
     return [value.contiguous() if packed and isinstance(value, Tensor) else value for value in tensors]
 
 
+_AT_WORK: list[Tensor | None] = []  # of the modes that are on
+
+
+def at_work(lanes: int) -> Tensor | None:
+    """Which of so many lanes a layer has to compute, [lanes]; None where the mode that is on does not say."""
+    known = _AT_WORK[-1] if _AT_WORK else None
+    return known if known is not None and len(known) == lanes else None
+
+
 _PIECE = 512  # inputs of a linear layer that are summed in one matrix product
 
 
 class Batched(TorchFunctionMode):
-    """A mode for calls of a module under `torch.func.vmap`; convolutions have `precision`, a run's or Triton's."""
+    """A mode for calls of a module under `torch.func.vmap`; convolutions have `precision`, a run's or Triton's.
 
-    def __init__(self, precision: str) -> None:
+    Lanes that `at_work` [lanes] says to be idle are left out by convolutions and norms, so they cost next to nothing;
+    what is found there means nothing.
+    """
+
+    def __init__(self, precision: str, at_work: Tensor | None = None) -> None:
         super().__init__()
+        self.at_work = at_work
         from ..models.norm import norm_relu
         from .convolution import conv2d
         from .lookup import embedding
@@ -54,6 +68,14 @@ class Batched(TorchFunctionMode):
             torch.nn.functional.embedding: embedding,
             linear: _linear,
         }
+
+    def __enter__(self) -> Any:
+        _AT_WORK.append(self.at_work)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _AT_WORK.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.ours.get(func, func)(*args, **(kwargs or {}))

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .batched import lanes_first
-from .images import Pair, block_of, inside
+from .batched import at_work, lanes_first
+from .images import Pair, block_of, inside, is_idle
 from .turning import turn
 
 MULTIPLE = 16  # what a matrix product needs of the channels
@@ -24,7 +24,7 @@ MULTIPLE = 16  # what a matrix product needs of the channels
 
 @triton.jit
 def _convolve(
-    x, w, out, NUM,
+    x, w, out, at_work, NUM,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
@@ -33,6 +33,8 @@ def _convolve(
     TAPS: tl.constexpr = KH * KW
     PARTS: tl.constexpr = C // BK
     lane = tl.program_id(2).to(tl.int64)
+    if is_idle(at_work, lane):
+        return
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     k = tl.arange(0, BK)
@@ -57,7 +59,7 @@ def _convolve(
 
 @triton.jit
 def _input_gradient(
-    grad, w, out, NUM,
+    grad, w, out, at_work, NUM,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     DOWN: tl.constexpr, RIGHT: tl.constexpr,
@@ -75,6 +77,8 @@ def _input_gradient(
     COLUMNS: tl.constexpr = (KW - KW0 + SW - 1) // SW
     PARTS: tl.constexpr = O // BK
     lane = tl.program_id(2).to(tl.int64)
+    if is_idle(at_work, lane):
+        return
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     k = tl.arange(0, BK)
@@ -105,7 +109,7 @@ def _input_gradient(
 
 @triton.jit
 def _kernel_gradient(
-    x, grad, out, NUM,
+    x, grad, out, at_work, NUM,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     PIECES: tl.constexpr, PIECE: tl.constexpr, PRECISION: tl.constexpr,
@@ -115,6 +119,8 @@ def _kernel_gradient(
     K: tl.constexpr = KH * KW * C
     both = tl.program_id(2)
     lane, piece = (both // PIECES).to(tl.int64), both % PIECES
+    if is_idle(at_work, lane):
+        return
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     tap = k // C
@@ -153,7 +159,7 @@ def _products(precision: str) -> str:
 
 def taps(w: Tensor, precision: str) -> Tensor:
     """Kernels [lanes, O, C, KH, KW] as the products want them: [lanes, O, KH KW, C]."""
-    return turn(w.flatten(3)[:, None], dtype_of(precision))
+    return turn(w.flatten(3)[:, None], dtype_of(precision), at_work(len(w)))
 
 
 def last(x: Tensor, precision: str) -> Tensor:
@@ -176,7 +182,7 @@ def convolve(x: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair, prec
     block = block_of(outputs, _OUTPUTS)
     grid = (triton.cdiv(num * high * wide, _PIXELS), triton.cdiv(outputs, block), lanes)
     _convolve[grid](
-        x, w, out, num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
+        x, w, out, at_work(lanes), num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
         PRECISION=_products(precision), BM=_PIXELS, BO=block, BK=_at_once(channels, precision),
         num_warps=4, num_stages=3,
     )  # fmt: skip
@@ -194,7 +200,8 @@ def input_gradient(
         pixels = triton.cdiv(shape[0] - down, stride[0]) * triton.cdiv(shape[1] - right, stride[1])
         grid = (triton.cdiv(num * pixels, _PIXELS), triton.cdiv(channels, block), lanes)
         _input_gradient[grid](
-            grad, w, out, num, channels, *shape, outputs, high, wide, *size, *stride, *padding, down, right,
+            grad, w, out, at_work(lanes), num, channels, *shape, outputs, high, wide, *size, *stride, *padding,
+            down, right,
             PRECISION=_products(precision), BM=_PIXELS, BC=block, BK=_at_once(outputs, precision),
             num_warps=8 if block > 64 else 4, num_stages=3,
         )  # fmt: skip
@@ -212,11 +219,11 @@ def kernel_gradient(x: Tensor, grad: Tensor, size: Pair, stride: Pair, padding: 
     block, block_k = block_of(outputs, _LONG), block_of(num_taps * channels, _LONG)
     grid = (triton.cdiv(num_taps * channels, block_k), triton.cdiv(outputs, block), lanes * pieces)
     _kernel_gradient[grid](
-        x, grad, out, num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
+        x, grad, out, at_work(lanes), num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
         PIECES=pieces, PIECE=piece, PRECISION=_products(precision), BO=block, BK=block_k, BM=depth,
         num_warps=4, num_stages=3,
     )  # fmt: skip
-    return turn(out, torch.float32) if pieces > 1 else out[:, 0].transpose(2, 3)
+    return turn(out, torch.float32, at_work(lanes)) if pieces > 1 else out[:, 0].transpose(2, 3)
 
 
 def _forward(x: Tensor, w: Tensor, stride: Pair, padding: Pair, precision: str) -> tuple[Tensor, Tensor]:
@@ -264,6 +271,7 @@ class Convolution(torch.autograd.Function):
         x, w, *ctx.rest = inputs
         ctx.size = tuple(w.shape[-2:])
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # else zeros are made for what has none
         ctx.save_for_backward(x, output[1])
 
     @staticmethod

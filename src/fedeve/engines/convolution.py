@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from . import channels, narrow
-from .batched import lanes_first
-from .images import Pair, block_of, inside, pair
+from .batched import at_work, lanes_first
+from .images import Pair, block_of, inside, is_idle, pair
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def _patches(x, begin, within, bits, k, K: tl.constexpr, KK: tl.constexpr, PADDE
 
 @triton.jit
 def _convolve(
-    x, w, bias, out, NUM,
+    x, w, bias, out, at_work, NUM,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, BO: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
@@ -40,6 +40,8 @@ def _convolve(
     """out[lane, n, o, p, q] = bias[lane, o] + sum over k = (c, kh, kw) of w[lane, o, k] x[lane, n, c, p+kh, q+kw]."""
     K: tl.constexpr = C * KH * KW
     lane = tl.program_id(2).to(tl.int64)
+    if is_idle(at_work, lane):
+        return
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n, pixel = m // (P * Q), m % (P * Q)
@@ -63,7 +65,7 @@ def _convolve(
 
 @triton.jit
 def _kernel_gradient(
-    x, grad, out, NUM,
+    x, grad, out, at_work, NUM,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     PIECES: tl.constexpr, PIECE: tl.constexpr, PRECISION: tl.constexpr,
@@ -73,6 +75,8 @@ def _kernel_gradient(
     K: tl.constexpr = C * KH * KW
     both = tl.program_id(2)
     lane, piece = (both // PIECES).to(tl.int64), both % PIECES
+    if is_idle(at_work, lane):
+        return
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     within = tl.where(k < K, k // (KH * KW) * (H * W) + k // KW % KH * W + k % KW, 0)
@@ -118,9 +122,9 @@ def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: P
     inputs, warps = (16, 2) if block == 16 else (_INPUTS, 8 if block > 64 else 4)
     grid = (triton.cdiv(num * high * wide, _PIXELS), triton.cdiv(outputs, block), lanes)
     _convolve[grid](
-        x, w, w if bias is None else bias, out, num, channels, height, width, outputs, high, wide, rows, columns,
-        *stride, *padding, HAS_BIAS=bias is not None, PRECISION=precision, BO=block, BM=_PIXELS, BK=inputs,
-        num_warps=warps,
+        x, w, w if bias is None else bias, out, at_work(lanes), num, channels, height, width, outputs, high, wide,
+        rows, columns, *stride, *padding, HAS_BIAS=bias is not None, PRECISION=precision, BO=block, BM=_PIXELS,
+        BK=inputs, num_warps=warps,
     )  # fmt: skip
     return out
 
@@ -140,7 +144,7 @@ def kernel_gradient(x: Tensor, grad: Tensor, size: Pair, stride: Pair, padding: 
     out = x.new_empty(lanes, pieces, outputs, channels, *size)
     grid = (triton.cdiv(num_inputs, block_k), triton.cdiv(outputs, block), lanes * pieces)
     _kernel_gradient[grid](
-        x, grad, out, num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
+        x, grad, out, at_work(lanes), num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
         PIECES=pieces, PIECE=piece, PRECISION=precision, BO=block, BM=_DEPTH, BK=block_k, num_warps=1 if few else 4,
     )  # fmt: skip
     return out.sum(1) if pieces > 1 else out[:, 0]

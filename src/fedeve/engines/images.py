@@ -1,4 +1,4 @@
-"""What kernels on images share: pairs of rows and columns, sizes of blocks, and which elements of a patch are there."""
+"""What kernels share: who is at work, pairs of rows and columns, sizes of blocks, what of a patch is there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def pair(value: Any) -> Pair:
 def block_of(size: int, most: int) -> int:
     """How much of a dimension one program takes: a power of two that a matrix product accepts."""
     return min(most, max(16, int(triton.next_power_of_2(size))))
+
+
+@triton.jit
+def is_idle(at_work, lane):
+    """Whether nobody is at work in a lane: what would be computed there is left as memory has it."""
+    return False if at_work is None else tl.load(at_work + lane) == 0
 
 
 @triton.jit

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .images import Pair
+from .batched import at_work
+from .images import Pair, is_idle
 
 MOST_CHANNELS = 16
 # Of an output, how many pixels one program takes. Of a kernel's gradient, how many it sums, for how many elements of
@@ -22,7 +23,7 @@ _PIECE, _ELEMENTS, _SUMS = 1024, 4, 2048
 
 @triton.jit
 def _convolve(
-    x, w, bias, out, NUM,
+    x, w, bias, out, at_work, NUM,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     HAS_BIAS: tl.constexpr, BO: tl.constexpr, BM: tl.constexpr,
@@ -30,6 +31,8 @@ def _convolve(
     """out[lane, n, o, p, q] = bias[lane, o] + sum over k = (c, kh, kw) of w[lane, o, k] x[lane, n, c, p+kh, q+kw]."""
     K: tl.constexpr = C * KH * KW
     lane = tl.program_id(1).to(tl.int64)
+    if is_idle(at_work, lane):
+        return
     o = tl.arange(0, BO)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     there = m < NUM * P * Q
@@ -57,7 +60,7 @@ def _convolve(
 
 @triton.jit
 def _kernel_gradient(
-    x, grad, out, NUM,
+    x, grad, out, at_work, NUM,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     PIECES: tl.constexpr, PIECE: tl.constexpr, BO: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
@@ -66,6 +69,8 @@ def _kernel_gradient(
     K: tl.constexpr = C * KH * KW
     both = tl.program_id(1)
     lane, piece = (both // PIECES).to(tl.int64), both % PIECES
+    if is_idle(at_work, lane):
+        return
     o = tl.arange(0, BO)
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     kh, kw = k // KW % KH, k % KW
@@ -97,7 +102,8 @@ def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: P
     lanes, num, outputs, high, wide = out.shape
     grid = (triton.cdiv(num * high * wide, _PIXELS), lanes)
     _convolve[grid](
-        x, w, w if bias is None else bias, out, num, *x.shape[2:], outputs, high, wide, *w.shape[3:], *stride, *padding,
+        x, w, w if bias is None else bias, out, at_work(lanes), num, *x.shape[2:], outputs, high, wide, *w.shape[3:],
+        *stride, *padding,
         HAS_BIAS=bias is not None, BO=triton.next_power_of_2(outputs), BM=_PIXELS, num_warps=2,
     )  # fmt: skip
     return out
@@ -113,7 +119,7 @@ def kernel_gradient(x: Tensor, grad: Tensor, size: Pair, stride: Pair, padding: 
     out = x.new_empty(lanes, pieces, outputs, channels, *size)
     grid = (triton.cdiv(channels * size[0] * size[1], _ELEMENTS), lanes * pieces)
     _kernel_gradient[grid](
-        x, grad, out, num, *x.shape[2:], outputs, high, wide, *size, *stride, *padding,
+        x, grad, out, at_work(lanes), num, *x.shape[2:], outputs, high, wide, *size, *stride, *padding,
         PIECES=pieces, PIECE=piece, BO=block, BM=depth, BK=_ELEMENTS, num_warps=1,
     )  # fmt: skip
     return out

@@ -10,11 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ..models.norm import norm_relu
-from .batched import lanes_first
+from .batched import at_work, lanes_first
+from .images import is_idle
 from .turning import turn
 
-_BLOCK = 8192  # values that a program holds at a time
-_BY_THREAD = 16  # of them, a thread
+_HELD = (8192, 16)  # values that a program holds at a time, and a thread of it
+# The same for gradients of groups whose channels lie side by side, by their number: sums over pixels of many channels
+# are slow between warps. The fastest of those tried for ResNet-18 on an H200.
+_HELD_LAST = {32: (8192, 32), 64: (4096, 16), 128: (1024, 32), 256: (1024, 32)}
 
 
 @triton.jit
@@ -29,9 +32,9 @@ def _passed(grad, rectified, at, normal, weight, bias, inside, RELU: tl.constexp
     return error
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["TO_W", "TO_B"])
 def _forward(
-    x, skip, w, b, out, mean, rstd, EPS,
+    x, skip, w, b, TO_W, TO_B, out, mean, rstd, at_work, EPS,
     RELU: tl.constexpr, IMAGES: tl.constexpr, C: tl.constexpr, G: tl.constexpr, P: tl.constexpr,
     LAST: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -43,6 +46,9 @@ def _forward(
     SIZE: tl.constexpr = C // G
     STEP: tl.constexpr = C if LAST else 1
     group, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    lane = image // IMAGES
+    if is_idle(at_work, lane):
+        return
     channel, pixel = tl.arange(0, BC)[None, :], tl.arange(0, BP)[:, None]
     first = image * (C * P) + group * (SIZE if LAST else SIZE * P)
     at = first + (pixel * C + channel if LAST else channel * P + pixel)
@@ -59,8 +65,8 @@ def _forward(
     middle = pivot + away
     tl.store(mean + image * G + group, middle)
     tl.store(rstd + image * G + group, scale)
-    own = image // IMAGES * C + group * SIZE + channel
-    weight, bias = tl.load(w + own, mask=channel < SIZE, other=0.0), tl.load(b + own, mask=channel < SIZE, other=0.0)
+    weight = tl.load(w + lane * TO_W + group * SIZE + channel, mask=channel < SIZE, other=0.0)
+    bias = tl.load(b + lane * TO_B + group * SIZE + channel, mask=channel < SIZE, other=0.0)
     for start in range(0, P, BP):
         inside = (start + pixel < P) & (channel < SIZE)
         value = tl.load(x + at + start * STEP, mask=inside, other=0.0).to(tl.float32)
@@ -72,25 +78,29 @@ def _forward(
         tl.store(out + at + start * STEP, value.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["TO_W", "TO_B"])
 def _gradients(
-    grad, x, w, b, mean, rstd, rectified, for_x, for_skip, for_w, for_b,
+    grad, x, w, b, TO_W, TO_B, mean, rstd, rectified, for_x, for_skip, for_w, for_b, at_work,
     RELU: tl.constexpr, IMAGES: tl.constexpr, C: tl.constexpr, G: tl.constexpr, P: tl.constexpr,
     LAST: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Of one group of one image: d_x = rstd (g - mean(g) - x_hat mean(g x_hat)), g = e w, and e what passes of grad.
 
-    d_skip = e. The image's part of d_w = sum of e x_hat and d_b = sum of e goes to `for_w` and `for_b` [images, C].
+    d_skip = e. The image's part of d_w = sum of e x_hat and d_b = sum of e goes to `for_w` and `for_b` [images, C]. The
+    second time a group is read from its end, of which the cache still has most.
     """
     SIZE: tl.constexpr = C // G
     STEP: tl.constexpr = C if LAST else 1
     group, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    lane = image // IMAGES
+    if is_idle(at_work, lane):
+        return
     channel, pixel = tl.arange(0, BC)[None, :], tl.arange(0, BP)[:, None]
     first = image * (C * P) + group * (SIZE if LAST else SIZE * P)
     at = first + (pixel * C + channel if LAST else channel * P + pixel)
     middle, scale = tl.load(mean + image * G + group), tl.load(rstd + image * G + group)
-    own = image // IMAGES * C + group * SIZE + channel
-    weight, bias = tl.load(w + own, mask=channel < SIZE, other=0.0), tl.load(b + own, mask=channel < SIZE, other=0.0)
+    weight = tl.load(w + lane * TO_W + group * SIZE + channel, mask=channel < SIZE, other=0.0)
+    bias = tl.load(b + lane * TO_B + group * SIZE + channel, mask=channel < SIZE, other=0.0)
     plain, along = tl.zeros((BP, BC), tl.float32), tl.zeros((BP, BC), tl.float32)
     for start in range(0, P, BP):
         inside = (start + pixel < P) & (channel < SIZE)
@@ -105,11 +115,16 @@ def _gradients(
     tl.store(for_b + image * C + group * SIZE + channel, by_bias, mask=channel < SIZE)
     tl.store(for_w + image * C + group * SIZE + channel, by_weight, mask=channel < SIZE)
     by_one, by_x = tl.sum(weight * by_bias) / (SIZE * P), tl.sum(weight * by_weight) / (SIZE * P)
-    for start in range(0, P, BP):
+    tl.debug_barrier()  # who reads `for_skip` below need not have written it
+    for before in range(0, P, BP):
+        start = (P - 1) // BP * BP - before
         inside = (start + pixel < P) & (channel < SIZE)
         here = at + start * STEP
         value = (tl.load(x + here, mask=inside, other=0.0).to(tl.float32) - middle) * scale
-        error = _passed(grad, rectified, here, value, weight, bias, inside, RELU)
+        if for_skip is None:
+            error = _passed(grad, rectified, here, value, weight, bias, inside, RELU)
+        else:
+            error = tl.load(for_skip + here, mask=inside, other=0.0).to(tl.float32)
         slope = scale * (error * weight - by_one - value * by_x)
         tl.store(for_x + here, slope.to(for_x.dtype.element_ty), mask=inside)
 
@@ -128,12 +143,19 @@ def _like(x: Tensor, other: Tensor) -> Tensor:
     return other if other.stride() == x.stride() else torch.empty_like(x).copy_(other)
 
 
-def _sizes(x: Tensor, groups: int) -> dict[str, Any]:
-    channels, pixels = x.shape[2], x[0, 0, 0].numel()
+def _apart(w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int, int]:
+    """Weights and biases [lanes, C] as they lie in the models' vectors, and how far from lane to lane."""
+    w, b = (part if part.stride(1) == 1 else part.contiguous() for part in (w, b))
+    return w, b, w.stride(0), b.stride(0)
+
+
+def _sizes(x: Tensor, groups: int, *, backward: bool = False) -> dict[str, Any]:
+    channels, pixels, is_last = x.shape[2], x[0, 0, 0].numel(), _has_channels_last(x)
     across = triton.next_power_of_2(channels // groups)
-    down = min(triton.next_power_of_2(pixels), max(1, _BLOCK // across))
-    sizes = {"IMAGES": x.shape[1], "C": channels, "G": groups, "P": pixels, "LAST": _has_channels_last(x)}
-    return {**sizes, "BP": down, "BC": across, "num_warps": min(16, max(1, down * across // (32 * _BY_THREAD)))}
+    held, by_thread = _HELD_LAST[min(256, max(32, across))] if backward and is_last else _HELD
+    down = min(triton.next_power_of_2(pixels), max(1, held // across))
+    sizes = {"IMAGES": x.shape[1], "C": channels, "G": groups, "P": pixels, "LAST": is_last}
+    return {**sizes, "BP": down, "BC": across, "num_warps": min(16, max(1, down * across // (32 * by_thread)))}
 
 
 def normalise(
@@ -144,8 +166,8 @@ def normalise(
     x = _packed(x)
     out = torch.empty_like(x)
     mean, rstd = w.new_empty(lanes, num, groups), w.new_empty(lanes, num, groups)
-    inputs = (x, None if skip is None else _like(x, skip), w.contiguous(), b.contiguous())
-    _forward[(groups, lanes * num)](*inputs, out, mean, rstd, eps, relu, **_sizes(x, groups))
+    inputs = (x, None if skip is None else _like(x, skip), *_apart(w, b))
+    _forward[(groups, lanes * num)](*inputs, out, mean, rstd, at_work(lanes), eps, relu, **_sizes(x, groups))
     return out, mean, rstd
 
 
@@ -158,8 +180,10 @@ def gradients(
     grad, out = _like(x, grad), None if out is None else _like(x, out)
     for_x, for_skip = torch.empty_like(x), None if out is None else torch.empty_like(x)
     by_image = w.new_empty(2, lanes, num, channels)  # of w and b
-    inputs = (grad, x, w.contiguous(), b.contiguous(), mean.contiguous(), rstd.contiguous(), out)
-    _gradients[(groups, lanes * num)](*inputs, for_x, for_skip, *by_image, relu, **_sizes(x, groups))
+    inputs = (grad, x, *_apart(w, b), mean.contiguous(), rstd.contiguous(), out)
+    _gradients[(groups, lanes * num)](
+        *inputs, for_x, for_skip, *by_image, at_work(lanes), relu, **_sizes(x, groups, backward=True)
+    )
     summed = turn(by_image.flatten(0, 1)[:, :, None, :, None], torch.float32)  # always in the same order
     for_w, for_b = summed.reshape(2, lanes, channels)
     return for_x, for_w, for_b, x.new_zeros(lanes, 0) if for_skip is None else for_skip
@@ -191,6 +215,7 @@ class _Norm(torch.autograd.Function):
         out, mean, rstd = output
         ctx.has_skip = skip is not None
         ctx.mark_non_differentiable(mean, rstd)
+        ctx.set_materialize_grads(False)  # else zeros are made for what has none
         ctx.save_for_backward(x, w, b, mean, rstd, *[out][: ctx.has_skip])
 
     @staticmethod

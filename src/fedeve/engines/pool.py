@@ -134,8 +134,9 @@ class Batch:
         self.numbers = torch.arange(width, device=device)
         self.gradients = torch.func.vmap(torch.func.grad(self._loss))
         self.by_hand = AVAILABLE and device.type == "cuda" and dtype == torch.float32
+        self.at_work = torch.zeros(width, dtype=torch.bool, device=device)
         if self.by_hand:
-            self.layers = Batched(precision)
+            self.layers = Batched(precision, self.at_work)
         self.plain = is_plain(work, work.optimizer)
         self._replay: Callable[[], None] | None = None
         self._plans: dict[int, Indices] = {}
@@ -223,7 +224,7 @@ class Batch:
 
     @torch.no_grad()
     def _step(self) -> None:
-        active = self.cursor < self.end
+        active = torch.lt(self.cursor, self.end, out=self.at_work)
         index = self.plan[self.numbers, self.cursor.clamp(max=WINDOW - 1)]
         counts = ((index >= 0) & active[:, None]).to(self.params.dtype)
         grads = self._gradients(*self.data.examples(index.clamp(min=0), augmented=self.work.augments), counts)

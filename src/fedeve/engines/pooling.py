@@ -104,6 +104,7 @@ class _Pool(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.shape, ctx.size = tuple(inputs[0].shape[-2:]), inputs[1]
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # else zeros are made for what has none
         ctx.save_for_backward(output[1])
 
     @staticmethod
