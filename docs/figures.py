@@ -147,7 +147,7 @@ def paper() -> None:
     images.axhline(0, color="#333333", linewidth=1)
     images.set_xticks(range(len(labels)), labels, fontsize=7.5)
     images.set(ylabel="points of accuracy above FedAvg", ylim=(lowest - 0.5, highest + 1.2))
-    words = "one local epoch; glyphs: five seeds, CIFAR-100: one, or two; bars: deviation of their leads; below: rounds"
+    words = "one local epoch; glyphs: five seeds, CIFAR-100: two, or one; bars: deviation of their leads; below: rounds"
     images.set_title(words, fontsize=8.5)
     images.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
     section = results.read([ROOT / "results" / "table2"]).sections[0]

@@ -62,18 +62,25 @@ def accuracies(name: str, *, prefix: str, printed: str = "") -> str:
 
 
 def on_the_way(name: str, places: Sequence[tuple[str, int]]) -> str:
-    """At how many of the evaluations that both have FedEve is ahead of each other row, by column and seed."""
-    curves = _curves(name)
+    """At how many of the evaluations that both have FedEve is ahead of each other row, by column and seed.
+
+    And by how many points at rounds 300 and 750 and in the table.
+    """
+    curves, (table,) = _curves(name), tables.tables(section(name))
     lines, total = [], Counter[tuple[str, str]]()
     rivals = [row for row in section(name).rows if row != "FedEve"]
     for place in places:
-        line = [_words(place)]
+        line, values, seed = [_words(place)], _values(table, place[0]), place[1]
         for rival in rivals:
             ours, theirs = curves["FedEve", *place], curves.get((rival, *place), {})
             common = [n for n in ours if n in theirs]
             won = sum(ours[n] > theirs[n] for n in common)
             total.update({(rival, "won"): won, (rival, "of"): len(common)})
-            line.append(f"{won}/{len(common)}" if common else "not run")
+            first, second = values["FedEve"], values[rival]
+            leads = [ours[n] - theirs[n] for n in (300, 750) if n in common]
+            if seed in first and seed in second:
+                leads.append(first[seed] - second[seed])
+            line.append(f"{won}/{len(common)}: {', '.join(f'{lead:+.1f}' for lead in leads)}" if common else "not run")
         lines.append(line)
     lines.append(["of all", *(f"{total[rival, 'won']}/{total[rival, 'of']}" for rival in rivals)])
     return _markdown(["FedEve ahead of", *rivals], lines)
@@ -86,6 +93,12 @@ def _curves(name: str) -> dict[tuple[str, str, int], dict[int, float]]:
         (e.row, e.column, e.seed): {n["round"]: 100 * n["accuracy"] for n in e.record.lines if "accuracy" in n}
         for e in entries
     }
+
+
+def _values(table: Table, column: str) -> dict[str, dict[int, float]]:
+    """What a table has of a column, by row and seed."""
+    number = next(n for n, heading in enumerate(table.headings) if heading.column == column)
+    return {row: table.cells[row, number].values for row in table.rows}
 
 
 def _words(place: tuple[str, int]) -> str:
@@ -309,8 +322,7 @@ def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 PERCENT = "accuracy, %"
-CIFAR_PLACES = [("CIFAR-100, Dirichlet 1", 192), ("CIFAR-100, Dirichlet 0.1", 192), ("CIFAR-100, Dirichlet 0.1", 225)]
-CIFAR_PLACES += [("CIFAR-100, Dirichlet 0.01", 192), ("CIFAR-100, Dirichlet 0.01", 225)]
+CIFAR_PLACES = [(f"CIFAR-100, Dirichlet {alpha}", seed) for alpha in ("1", "0.1", "0.01") for seed in (192, 225)]
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
