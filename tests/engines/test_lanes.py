@@ -207,6 +207,18 @@ def test_a_cohort_of_nobody_but_those_who_diverge_is_a_lost_round() -> None:
         assert torch.equal(ours.params, theirs.params)
 
 
+@pytest.mark.parametrize("cohort", [1, 12])
+def test_clients_without_data_are_left_out_like_others_once_the_model_is_not_finite(cohort: int) -> None:
+    """What they send back is what they got."""
+    run = some_run(method=FedAvg(server_lr=1e45), cohort=cohort, dropout=0.0, dtype="float32", rounds=8)
+    theirs = simulate(run, engine="reference")
+    empty = {client for client in range(12) if not SIZES[client]}
+    assert not theirs.params.isfinite().all() and empty & {c for some in theirs.left_out.values() for c in some}
+    for ours in (simulate(run, engine="lanes"), in_rows(run)):
+        assert ours.left_out == theirs.left_out and ours.lost == theirs.lost
+        assert [line["answered"] for line in ours.lines] == [line["answered"] for line in theirs.lines]
+
+
 @pytest.mark.parametrize("model", ["linear", "lenet5", "cnn"])
 def test_named_models_walk_in_lanes(model: str) -> None:
     x, y = np.random.default_rng(0).integers(0, 256, (60, 14, 14), dtype=np.uint8), np.arange(60) % 5

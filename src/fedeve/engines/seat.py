@@ -34,6 +34,9 @@ class Part:
         self.run, self.clients, self.sizes, self.sent, self.memory = run, clients, sizes, sent, memory
         self.correction = run.method.correction(sent, memory)
         self.updates = sent.params.new_zeros(len(clients), sent.params.shape[-1])
+        for place, size in enumerate(sizes):
+            if not size:  # ends where it began, which is no number less itself where the model has none
+                torch.sub(sent.params, sent.params, out=self.updates[place])
         self.num_steps = [0] * len(clients)
         self.missing = len(clients)
 
@@ -217,8 +220,8 @@ class Seat:
                 told = self._again(part, good, evaluate)
         elif self.parts:  # nobody has data: no step, but whoever answers may remember
             part = self.parts[0]
-            _, remember, _ = finish(self.method, part.sent, part.replies(), self.run.local.lr)
-            self._note(part, list(range(len(part.clients))), remember)
+            _, remember, finite = finish(self.method, part.sent, part.replies(), self.run.local.lr)
+            self._note(part, [place for place, fine in enumerate(finite.tolist()) if fine], remember)
         facts = None
         if self.outcome is not None:
             self.state, self.sent = self.outcome.state, self.outcome.sent
