@@ -35,7 +35,7 @@ class Part:
         self.correction = run.method.correction(sent, memory)
         self.updates = sent.params.new_zeros(len(clients), sent.params.shape[-1])
         for place, size in enumerate(sizes):
-            if not size:  # ends where it began, which is no number less itself where the model has none
+            if not size:  # it ends where it began: zero, or not a number where the model is not finite
                 torch.sub(sent.params, sent.params, out=self.updates[place])
         self.num_steps = [0] * len(clients)
         self.missing = len(clients)
