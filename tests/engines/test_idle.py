@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,6 +89,23 @@ def test_a_lane_at_work_does_not_notice_that_others_are_idle(monkeypatch: pytest
     every, ours = slopes(None), slopes(busy)
     for name, value in ours.items():
         assert torch.equal(value[busy], every[name][busy]), name
+
+
+def test_two_threads_do_not_mix_up_who_is_at_work() -> None:
+    mine, theirs = (torch.zeros(LANES, dtype=torch.bool, device=DEVICE) for _ in range(2))
+    found = []
+
+    def other() -> None:
+        with Batched("ieee", theirs):
+            found.append(at_work(LANES))
+
+    thread = threading.Thread(target=other)
+    with Batched("ieee", mine):
+        thread.start()
+        thread.join(0.2)
+        assert not found and at_work(LANES) is mine
+    thread.join()
+    assert found == [theirs] and found[0] is theirs and at_work(LANES) is None
 
 
 def test_a_layer_whose_lanes_are_others_computes_all_of_them() -> None:

@@ -6,6 +6,7 @@ They need Triton, which comes with PyTorch's CUDA builds; without it, PyTorch's 
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ def lanes_first(info: Any, dims: Sequence[int | None], inputs: Sequence[Any], *,
 
 
 _AT_WORK: list[Tensor | None] = []  # of the modes that are on
+_ONE_THREAD = threading.RLock()  # at a time: the threads in which gradients are taken must find the mode of theirs
 
 
 def at_work(lanes: int) -> Tensor | None:
@@ -70,12 +72,14 @@ class Batched(TorchFunctionMode):
         }
 
     def __enter__(self) -> Any:
+        _ONE_THREAD.acquire()
         _AT_WORK.append(self.at_work)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         _AT_WORK.pop()
+        _ONE_THREAD.release()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.ours.get(func, func)(*args, **(kwargs or {}))
