@@ -34,7 +34,20 @@ def test_a_page_is_written_and_its_size_said(made: Path, tmp_path: Path) -> None
     done = report(made, "--out", tmp_path / "new" / "report.html", "--title", "Mine & yours")
     assert done.returncode == 0 and "20 runs" in done.stdout and done.stderr == ""
     text = (tmp_path / "new" / "report.html").read_text()
-    assert "<h1>Mine &amp; yours</h1>" in text and f"fedeve report {made}" in text
+    assert "<h1>Mine &amp; yours</h1>" in text
+    assert f"fedeve report {made} --title &#x27;Mine &amp; yours&#x27;</footer>" in text
+
+
+def test_a_page_of_many_sections_is_not_called_by_all_of_them(made: Path, tmp_path: Path) -> None:
+    plain = json.loads((made / "sweep.json").read_text())
+    plain |= {"runs": plain["runs"][-1:], "printed": {}}
+    for count, title in ((3, "Sweep 0, Sweep 1, Sweep 2"), (4, "Sweep 0, and 3 more")):
+        for n in range(count):
+            folder = tmp_path / "many" / str(n)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "sweep.json").write_text(json.dumps(plain | {"title": f"Sweep {n}"}))
+        assert report(tmp_path / "many", "--out", tmp_path / "many.html").returncode == 0
+        assert f"<h1>{title}</h1>" in (tmp_path / "many.html").read_text()
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("csv", "section,metric,row"), ("md", "**A small sweep"), ("tex", "% ")])

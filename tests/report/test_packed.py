@@ -114,3 +114,15 @@ def test_the_page_says_by_what_a_section_was_made(small: Path) -> None:
     took = "322 s in 2 sessions, 1 session of unknown length"
     assert f"Made by: {made}, {took}" in text
     assert "Made by: <code>unknown</code>, 1 session of unknown length" in text
+    assert 'details class="made"' not in text
+
+
+def test_many_commands_behind_a_section_are_folded_away(small: Path) -> None:
+    plain = json.loads((small / "sweep.json").read_text())
+    sessions = [{"command": f"fedeve sweep {n}", "machine": f"machine <{n % 2}>", "seconds": 1} for n in range(4)]
+    for count in (3, 4):
+        (small / "sweep.json").write_text(json.dumps({**plain, "sessions": sessions[:count]}))
+        text = page.render(results.read([small]), title="t", made="m")
+        summary = "<summary>Made by 4 commands on machine &lt;0&gt; and machine &lt;1&gt;</summary>"
+        assert (summary in text) == (count == 4)
+        assert text.count("Made by: <code>fedeve sweep") == count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import typer
 from ..errors import FedeveError, unknown
 
 FORMATS = ("html", "csv", "md", "tex")
+_FEW = 3  # titles that one title can hold
 
 
 def report(
@@ -45,9 +47,10 @@ def report(
     found = results.read(folders, last=last, watch=None if as_json else _telling())
     _make_folder(path.parent)
     if chosen == "html":
-        titles = dict.fromkeys(section.title for section in found.sections)
-        made = f"fedeve {__version__}, {date.today()}. Made by: fedeve report {' '.join(map(str, folders))}"
-        page.write_page(path, found, title=title or ", ".join(titles) or "Figures", made=made)
+        command = ["fedeve", "report", *map(str, folders), *(["--title", title] if title else [])]
+        made = f"fedeve {__version__}, {date.today()}. Made by: {shlex.join(command)}"
+        titles = list(dict.fromkeys(section.title for section in found.sections))
+        page.write_page(path, found, title=title or _title(titles), made=made)
     else:
         write_atomically(path, exports.export(chosen, found.sections).encode())
     num_runs = sum(len(section.entries) for section in found.sections)
@@ -59,6 +62,13 @@ def report(
         print(f"fedeve: {problem}", file=sys.stderr)
     if found.problems:
         raise typer.Exit(1)
+
+
+def _title(titles: list[str]) -> str:
+    """What a page is called by itself: by its sections where they are few."""
+    if len(titles) > _FEW:
+        return f"{titles[0]}, and {len(titles) - 1} more"
+    return ", ".join(titles) or "Figures"
 
 
 def _make_folder(folder: Path) -> None:

@@ -13,6 +13,7 @@ from .labels import shared
 from .results import DAMAGED, DONE, FAILED_RUN, Entry, Section
 from .tables import Cell, Heading, Metric, Table, metric_named
 
+_FEW = 3  # commands behind a section that are shown without a click
 _EXPORTS = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
 
 
@@ -45,7 +46,10 @@ def _counts(section: Section) -> str:
 
 
 def _made(section: Section) -> str:
-    """By what commands, on what machines, when and in how much time; sessions of one command are told together."""
+    """By what commands, on what machines, when and in how much time; sessions of one command are told together.
+
+    A table is not kept waiting by more than a few of them: those are folded away.
+    """
     told: dict[tuple[str, str], list[tuple[str, float]]] = {}
     for session in section.sessions:
         command, machine = str(session.get("command", "")), str(session.get("machine", ""))
@@ -63,7 +67,11 @@ def _made(section: Section) -> str:
         killed = f"{lost} {'sessions' if lost > 1 else 'session'} of unknown length" if lost else ""
         rest = ", ".join(escape(part) for part in (f"on {machine}" if machine else "", when, took, killed) if part)
         items.append(f'<p class="soft made">Made by: <code>{escape(command or "unknown")}</code>, {rest}</p>')
-    return "".join(items)
+    if len(items) <= _FEW:
+        return "".join(items)
+    machines = " and ".join(sorted({machine for _, machine in told if machine}))
+    where = f" on {escape(machines)}" if machines else ""
+    return f'<details class="made"><summary>Made by {len(items)} commands{where}</summary>{"".join(items)}</details>'
 
 
 def _notes(section: Section) -> str:
