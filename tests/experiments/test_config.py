@@ -98,7 +98,11 @@ def test_an_unknown_preset_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model": {"name": "lenet5", "stem": "x"}}, "unknown option 'model.stem'"),
+        ({"model": {"name": "lenet5", "stem": "x"}}, "lenet5 has no options: got 'model.stem'; --set model=lenet5"),
+        (
+            {"model": {"name": "resnet18", "stam": "x"}},
+            "unknown option 'model.stam' of resnet18: got 'stam'; did you mean",
+        ),
         ({"model": {"stem": "x"}}, r"\[model\] needs a name"),
         ({"local": 3}, "local must be a table"),
         ({"rounds": "many"}, "rounds must be a whole number"),

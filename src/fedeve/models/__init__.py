@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import unknown
+from ..errors import FedeveError, unknown
 from .din import DIN
 from .lenet import CNN, LeNet5, Linear
 from .resnet import ResNet18
@@ -43,5 +43,7 @@ def check(name: str, options: Mapping[str, Any]) -> None:
     keywords = inspect.signature(MODELS[name]).parameters.values()
     known = {word.name for word in keywords if word.kind is word.KEYWORD_ONLY} - {"cardinalities"}
     for option in options:
+        if option not in known and known:
+            raise unknown(f"option 'model.{option}' of {name}", option, known)
         if option not in known:
-            raise unknown(f"option 'model.{option}'", option, known or ["no options"])
+            raise FedeveError(f"{name} has no options", got=f"model.{option}", do=f"--set model={name} leaves out all")
