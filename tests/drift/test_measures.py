@@ -77,19 +77,30 @@ def test_period_drift_of_a_model_is_the_mean_over_all_cohorts(average: str) -> N
     np.testing.assert_allclose(gradients(objective, objective.start), vectors, rtol=1e-9, atol=1e-12)
 
 
-def test_a_sample_of_clients_is_right_on_average_and_knows_its_error() -> None:
+@pytest.mark.parametrize("average", ["plain", "definition"])
+def test_a_sample_of_clients_is_right_on_average_and_knows_its_error(average: str) -> None:
     rng = np.random.default_rng(5)
-    objective = Quadratics(centres=rng.normal(size=(60, 3)))
-    exact = period_drift(objective, size=5, average="plain").value
-    found = [period_drift(objective, size=5, average="plain", max_clients=30, seed=seed) for seed in range(40)]
-    values = np.array([one.value for one in found])
-    assert values.mean() == pytest.approx(exact, abs=4 * values.std() / math.sqrt(40))
-    # Its error is that of a sample from endlessly many: half of all clients seen know more than that.
-    assert 0.7 * values.std() < np.mean([one.error for one in found]) < 3 * values.std()
+    objective = Quadratics(centres=rng.normal(size=(60, 3)), weights=np.exp(0.7 * rng.normal(size=60)))
+    for size in (5, 40):
+        exact = period_drift(objective, size=size, average=average).value
+        found = [period_drift(objective, size=size, average=average, max_clients=30, seed=seed) for seed in range(100)]
+        values = np.array([one.value for one in found])
+        assert values.mean() == pytest.approx(exact, abs=3 * values.std() / math.sqrt(100))
+        # Its error is that of a sample from endlessly many: half of all clients seen know more than that.
+        assert 0.7 * values.std() < np.mean([one.error for one in found]) < 3 * values.std()
     assert found[0].cost == 30 and not found[0].exact and found[0].num_clients == 60 and found[0].bias is None
-    assert period_drift(objective, size=5, average="plain", max_clients=99).exact
+    assert period_drift(objective, size=5, average=average, max_clients=99).exact
+
+
+def test_samples_that_say_nothing_are_refused() -> None:
+    objective = Quadratics(centres=np.eye(4))
     with pytest.raises(FedeveError, match="needs two clients"):
-        period_drift(objective, size=5, max_clients=1)
+        period_drift(objective, size=2, max_clients=1)
+    with pytest.raises(FedeveError, match="sample of clients is for averages with a closed form: got 'examples'"):
+        period_drift(objective, size=2, average="examples", max_clients=3)
+    for wrong in ({"max_steps": 0}, {"num_cohorts": 0}, {"num_cohorts": -1}):
+        with pytest.raises(FedeveError, match="must be at least 1"):
+            client_drift(objective, size=2, **wrong)
 
 
 def test_client_drift_on_quadratics_is_its_closed_form_over_all_cohorts() -> None:

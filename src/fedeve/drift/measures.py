@@ -66,24 +66,30 @@ def period_drift(
     begun, count = time.monotonic(), len(objective.weights)
     where = objective.start if params is None else params
     check_size(size, count)
+    if max_clients is not None and average == "examples":
+        raise FedeveError(
+            "a sample of clients is for averages with a closed form",
+            got=average,
+            do="use plain or definition, or leave max_clients out",
+        )
     if choose(how, average=average, size=size, num_clients=count) != "closed form":
         stack = gradients(objective, where, tell=tell)
         found = cohort_distance(
             stack, size=size, average=average, weights=objective.weights, how=how, num_cohorts=num_cohorts, seed=seed
         )
         return dataclasses.replace(found, cost=count, seconds=time.monotonic() - begun)
-    chosen = _some(count, max_clients, seed)
-    groups: list[Summary | None] = [None] * min(_GROUPS, max(len(chosen) // 2, 1))
+    chosen, total = _some(count, max_clients, seed), objective.weights.sum()
+    groups: list[Summary | None] = [None] * min(_GROUPS, len(chosen))
     for number, client in enumerate(chosen):
-        grad = objective.loss_and_gradient(client, where)[1][None]
-        one = Summary.of(grad, grad.new_full((1,), objective.weights[client]))
+        grad = objective.loss_and_gradient(client, where)[1]
+        # Cohorts count clients alike, the paper's f by examples; what this leaves is a plain mean over clients, too.
+        share = 1 - count * objective.weights[client] / total if average == "definition" else 0.0
+        one = Summary.of(torch.stack([grad, share * grad])[:, None], grad.new_ones(2, 1))
         mine = groups[number % len(groups)]
         groups[number % len(groups)] = one if mine is None else mine.merge(one)
         if tell is not None:
             tell(number + 1)
-    value, error, bias = _from_groups(
-        [group for group in groups if group is not None], size=size, count=count, average=average
-    )
+    value, error, bias = _from_groups([group for group in groups if group is not None], size=size, count=count)
     sampled = len(chosen) < count
     return Estimate(
         value,
@@ -105,18 +111,27 @@ def _some(count: int, max_clients: int | None, seed: int) -> list[int]:
     return sorted(drawn(count, max_clients, number=1, seed=seed)[0].tolist())
 
 
-def _from_groups(groups: list[Summary], *, size: int, count: int, average: str) -> tuple[float, float, float]:
-    """The drift from mean and scatter of the gradients seen, its standard error where they are a sample, its bias."""
-    everybody, left = Summary.merged(groups), factor(count, size)
-    seen = int(everybody.count)
-    bias = float((everybody.center - everybody.mean).square().sum()) if average == "definition" else 0.0
-    if seen == count:
-        return float(everybody.scatter) / seen * left + bias, 0.0, bias
-    # n - 1 makes the variance of a sample unbiased for N/(N-1) sigma^2, and the factor has N - 1 already.
-    finite = (count - 1) / count * left
-    parts = [finite * float(group.scatter / (group.count - 1)) for group in groups]
-    error = float(np.std(parts, ddof=1) / math.sqrt(len(parts))) if len(parts) > 1 else math.nan
-    return finite * float(everybody.scatter) / (seen - 1) + bias, error, bias
+def _from_groups(groups: list[Summary], *, size: int, count: int) -> tuple[float, float, float]:
+    """The drift from the summaries seen of gradients and of their shares in the bias, [2, D]; its error, its bias.
+
+    Of all clients both are exact. Of a sample they are unbiased, and the standard error is the jackknife's.
+    """
+    value, bias = _drift(Summary.merged(groups), size=size, count=count)
+    if sum(int(group.count[0]) for group in groups) == count:
+        return value, 0.0, bias
+    others = [Summary.merged(groups[:place] + groups[place + 1 :]) for place in range(len(groups))]
+    again = [_drift(some, size=size, count=count)[0] for some in others]
+    return value, math.sqrt((len(groups) - 1) * float(np.var(again))), bias
+
+
+def _drift(seen: Summary, *, size: int, count: int) -> tuple[float, float]:
+    """The drift and its bias, as far as these clients tell."""
+    number = int(seen.count[0])
+    lone = 0.0 if count == 1 else math.nan  # one client of many says nothing of their variance
+    variance, noise = (seen.scatter / (number - 1)).tolist() if number > 1 else (lone, lone)
+    # Both variances are unbiased for N/(N-1) sigma^2, and by chance a sample's mean is longer than the population's.
+    bias = float(seen.mean[1].square().sum()) - (1 - number / count) * noise / number
+    return factor(count, size) * (count - 1) / count * variance + bias, bias
 
 
 def gradient_variance(objective: Objective, params: Tensor | None = None) -> float:
@@ -161,11 +176,14 @@ def client_drift(
     check_size(size, count)
     if average not in ("plain", "examples"):
         raise FedeveError("unknown average for client drift", got=average, do="use plain or examples")
+    for name, given in (("max_steps", max_steps), ("num_cohorts", 1 if num_cohorts is None else num_cohorts)):
+        if given < 1:
+            raise FedeveError(f"{name} must be at least 1", got=given, do="write 1 or more, or leave it out")
     exact = num_cohorts is None and math.comb(count, size) <= _COHORTS
     cohorts: Sequence[Sequence[int]] = (
         list(itertools.combinations(range(count), size))
         if exact
-        else drawn(count, size, number=num_cohorts or 20, seed=seed).tolist()
+        else drawn(count, size, number=20 if num_cohorts is None else num_cohorts, seed=seed).tolist()
     )
     solver = _Solver(objective, objective.start if start is None else start, tolerance, max_steps)
     values = []
