@@ -93,7 +93,14 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) 
         Record.read(path)
 
 
-@pytest.mark.parametrize("damage", [b"3", b"[]", b"{}", b'{"round": "x"}'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"3", b"[]", b"{}", b'{"round": "x"}', b'{"round": 1}', b'{"round": 2, "facts": {}, "answered": [3]}',
+        b'{"round": 1, "facts": {"gain": [1, 2]}, "answered": [3]}', b'{"round": 1, "facts": {}, "answered": ["x"]}',
+        b'{"round": 1, "accuracy": "x", "facts": {}, "answered": [3]}',
+    ],
+)  # fmt: skip
 def test_a_line_that_is_json_but_no_round_is_damaged_too(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "record.jsonl"
     RecordFile(path).create(HEADER)

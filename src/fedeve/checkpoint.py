@@ -49,7 +49,7 @@ class Checkpoint:
         if metadata.get("fedeve-checkpoint") != str(FORMAT):
             found = metadata.get("fedeve-checkpoint", "no fedeve checkpoint")
             raise _refused(f"is not a checkpoint of format {FORMAT}", path, found)
-        if metadata.get("checksum") != _checksum(tensors, metadata["values"]):
+        if metadata.get("checksum") != _checksum(tensors, metadata.get("values", "")):
             raise _refused("is damaged", path, "a checksum that does not match")
         values = json.loads(metadata["values"])
         if values.pop("identity") != identity:

@@ -158,6 +158,11 @@ class RecordFile:
             os.truncate(self.path, size)
             raise cannot_write(self.path, error) from error
 
+    def sync(self) -> None:
+        """Wait until what was appended is on the disk."""
+        with self.path.open("rb+") as file:
+            os.fsync(file.fileno())
+
     def rewind(self, num_rounds: int) -> list[dict[str, Any]]:
         """Drop every line after `num_rounds` and return those that stay."""
         header, lines = _parse(self.path)
@@ -252,14 +257,38 @@ def _parse(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             values.append(json.loads(row))
         except ValueError:
             raise _damaged(number, path, row) from None
-        if number > 1 and not (isinstance(values[-1], dict) and isinstance(values[-1].get("round"), int)):
-            raise _damaged(number, path, row)
     if not values or not isinstance(values[0], dict) or values[0].get("record") != FORMAT:
         found = values[0] if values else Words("an empty file")
         raise FedeveError(
             f"{path} is not a record of format {FORMAT}", got=found, do="give a record.jsonl of this version"
         )
+    before = 0
+    for number, (line, row) in enumerate(zip(values[1:], rows[1:], strict=True), start=2):
+        if not _is_whole(line, before, packed="packed" in values[0]):
+            raise _damaged(number, path, row)
+        before = line["round"]
     return values[0], values[1:]
+
+
+def _is_whole(line: Any, before: int, *, packed: bool) -> bool:
+    """A later round than the line before, a value per round since then (packed: one), numbers where they belong."""
+    if not isinstance(line, dict):
+        return False
+    facts, answered, round = line.get("facts"), line.get("answered"), line.get("round")
+    if not (isinstance(facts, dict) and isinstance(answered, list) and isinstance(round, int)):
+        return False
+    if round - before != len(answered) or round <= before:
+        return False
+    if packed:
+        facts = {name: [value] * len(answered) for name, value in facts.items()}
+    lists = [answered, *facts.values()]
+    if not all(isinstance(values, list) and len(values) == len(answered) for values in lists):
+        return False
+    metrics = (value for key, value in line.items() if key not in _NOT_METRICS)
+    numbers = [*metrics, *(value for values in facts.values() for value in values)]
+    return all(isinstance(value, int) for value in answered) and all(
+        value is None or isinstance(value, int | float) for value in numbers
+    )
 
 
 def _content(path: Path) -> bytes:

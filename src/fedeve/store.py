@@ -47,6 +47,7 @@ class Store:
         tensors = {f"state.{name}": tensor for name, tensor in position.state._asdict().items()}
         tensors |= {f"memory.{name}": tensor for name, tensor in memory.tensors().items()}
         values = {"num_rounds": position.num_rounds, "pending": position.pending}
+        self.file.sync()  # so that no power cut leaves a checkpoint without the lines before it
         Checkpoint(tensors, values).save(self.out / CHECKPOINT, identity=self.identity)
 
     def restore(self, start: Position, memory: Memory) -> tuple[Position, Record]:
@@ -64,8 +65,15 @@ class Store:
         device = start.state.params.device
         state = {name: found.tensors[f"state.{name}"].to(device) for name in start.state._fields}
         memory.load({n.removeprefix("memory."): t for n, t in found.tensors.items() if n.startswith("memory.")})
-        num_rounds = found.values["num_rounds"]
-        position = Position(num_rounds, start.state._replace(**state), tuple(found.values["pending"]))
+        num_rounds, pending = found.values["num_rounds"], tuple(found.values["pending"])
+        noted = max([0, *(reached for reached in record.evaluated.tolist() if reached <= num_rounds)])
+        if noted != num_rounds - len(pending):
+            raise FedeveError(
+                f"{self.out / RECORD} lacks lines that its checkpoint relies on",
+                got=Words(f"rounds up to {noted} instead of {num_rounds - len(pending)}"),
+                do="restore it from a copy, or run again in another folder",
+            )
+        position = Position(num_rounds, start.state._replace(**state), pending)
         return position, Record(record.header, self.file.rewind(num_rounds))
 
     @property
@@ -96,4 +104,8 @@ def recorded_header(out: Path) -> dict[str, Any]:
 def _recorded(out: Path) -> Record:
     if not (out / RECORD).exists():
         raise FedeveError("there is no run to resume", got=str(out), do="give a folder made by 'fedeve run'")
-    return Record.read(out / RECORD)
+    record = Record.read(out / RECORD)
+    if not all(isinstance(record.header.get(key), str) for key in ("identity", "engine")):
+        do = "restore the file from a copy or run again"
+        raise FedeveError(f"line 1 of {out / RECORD} is damaged", got=record.header, do=do)
+    return record

@@ -92,6 +92,38 @@ def test_lines_beyond_the_checkpoint_are_written_again_not_twice(
     assert_same_files(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.parametrize("stop_at", [3, None])
+@pytest.mark.parametrize("gone", [1, 2])
+def test_a_record_that_lost_lines_is_refused_and_left_as_it_is(
+    small_run: Any, tmp_path: Path, stop_at: int | None, gone: int
+) -> None:
+    """Going on would leave a record with a hole, and a finished run with other numbers."""
+    run = small_run(eval_every=1)
+
+    def stop(progress: Progress) -> None:
+        if progress.num_rounds == stop_at:
+            raise KeyboardInterrupt
+
+    if stop_at is None:
+        simulate(run, out=tmp_path)
+    else:
+        with pytest.raises(Interrupted):
+            simulate(run, out=tmp_path, watch=stop)
+    whole = (tmp_path / RECORD).read_text().splitlines(keepends=True)
+    end = len(whole) - 1
+    for kept, words in (
+        (whole[:-gone], f"record.jsonl lacks lines .* rounds up to {end - gone} instead of {end}"),
+        (whole[:-gone] + [whole[-gone][:20]], f"lacks lines .* rounds up to {end - gone} instead of {end}"),
+        ([*whole[:1], *whole[2:]], "line 2 of .* is damaged"),
+        ([*whole, whole[-1]], f"line {end + 2} of .* is damaged"),
+        (['{"record": 1}\n'], "line 1 of .* is damaged"),
+    ):
+        (tmp_path / RECORD).write_text("".join(kept))
+        with pytest.raises(FedeveError, match=words):
+            simulate(run, out=tmp_path, resume=True)
+        assert (tmp_path / RECORD).read_text() == "".join(kept)
+
+
 def test_an_interrupt_inside_a_client_forgets_the_round_and_nothing_else(small_run: Any, tmp_path: Path) -> None:
     """Ctrl-C arrives in the middle of a round, when some clients of the cohort have trained."""
     run = small_run(method=all_methods()["scaffold"](), rounds=8)

@@ -239,6 +239,8 @@ def test_the_states_are_read_from_the_files_whenever_they_change(copy: Path) -> 
     whole = (place / "record.jsonl").read_text()
     (place / "record.jsonl").write_text(whole.replace('"rounds": 5', '"rounds": 6'))
     assert "holds another run" in folder.status(point).reason
+    (place / "record.jsonl").write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    assert folder.status(point).state == "failed" and "lacks lines" in folder.status(point).reason
 
 
 def test_a_folder_of_another_sweep_is_refused(copy: Path) -> None:

@@ -87,6 +87,8 @@ class SweepFolder:
             reached = Checkpoint.reached(folder / CHECKPOINT) if (folder / CHECKPOINT).exists() else 0
         except FedeveError as error:
             return Status("failed", reason=str(error))
+        if reached == point.rounds and not (record.lines and record.lines[-1]["round"] == reached):
+            return Status("failed", reason=f"{folder / RECORD} lacks lines that its checkpoint relies on")
         return Status("finished" if reached == point.rounds else "begun", reached, best=_best(record))
 
     def statuses(self) -> list[Status]:

@@ -251,34 +251,10 @@ def _timing(path: Path) -> dict[str, float]:
 
 
 def check(record: Record, path: Path) -> None:
-    """Refuse a record whose lines are JSON but not what a run writes."""
+    """Refuse a record whose first line is not what a run writes; of the others its reader made sure."""
     config = record.header.get("config")
     if not isinstance(config, dict) or not isinstance(config.get("rounds"), int) or "seed" not in record.header:
         raise FedeveError(f"line 1 of {path} is damaged", got=record.header, do="restore the file or run again")
-    before = 0
-    for number, line in enumerate(record.lines, start=2):
-        if not (isinstance(line, dict) and _is_whole(line, before, packed=record.is_packed)):
-            raise FedeveError(f"line {number} of {path} is damaged", got=line, do="restore the file or run again")
-        before = line["round"]
-
-
-def _is_whole(line: dict[str, Any], before: int, *, packed: bool) -> bool:
-    """A later round than the line before, a value per round since then (packed: one), numbers where they belong."""
-    facts, answered, round = line.get("facts"), line.get("answered"), line.get("round")
-    if not (isinstance(facts, dict) and isinstance(answered, list) and isinstance(round, int)):
-        return False
-    if round - before != len(answered) or round <= before:
-        return False
-    if packed:
-        facts = {name: [value] * len(answered) for name, value in facts.items()}
-    lists = [answered, *facts.values()]
-    if not all(isinstance(values, list) and len(values) == len(answered) for values in lists):
-        return False
-    metrics = (value for key, value in line.items() if key not in ("facts", "answered", "left_out", "lost"))
-    numbers = [*metrics, *(value for values in facts.values() for value in values)]
-    return all(isinstance(value, int) for value in answered) and all(
-        value is None or isinstance(value, int | float) for value in numbers
-    )
 
 
 def _without_repeats(entries: Iterable[Entry]) -> list[Entry]:
