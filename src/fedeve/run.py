@@ -50,6 +50,10 @@ class Run:
 
     def __post_init__(self) -> None:
         settings.check(self)
+        for name, cls in (("method", Method), ("data", FederatedData), ("local", LocalWork)):
+            if not isinstance(getattr(self, name), cls):
+                do = f"give an instance, as {name}={'FedEve()' if cls is Method else f'{cls.__name__}(...)'}"
+                raise FedeveError(f"{name} must be a {cls.__name__}", got=getattr(self, name), do=do)
         if self.cohort > self.num_available:
             kind = "clients with data" if self.empty == "skip" else "clients"
             raise FedeveError(
@@ -127,15 +131,17 @@ class Run:
         }
 
     def identity(self) -> str:
-        """A checksum of `describe()`, of the data and, for a module that was given, of its weights."""
+        """A checksum of `describe()`, of the data and, for a module that was given, of its layers and their tensors."""
         config = self.describe()
         for place in ("root", "path"):  # where files lie does not change what is in them
             config["data"].pop(place, None)
         digest = hashlib.sha256(json.dumps([config, self.data.fingerprint], sort_keys=True).encode())
         if isinstance(self.model, nn.Module):
-            layout = Layout.of(self.model)
-            digest.update(repr(layout).encode())
-            digest.update(layout.flatten(dict(self.model.named_parameters())).cpu().numpy().tobytes())
+            digest.update(repr((self.model, Layout.of(self.model))).encode())
+            held = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+            for name, tensor in sorted(held.items()):
+                digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+                digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
 

@@ -12,6 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from . import metrics as judged
 
+TASKS = ("classes", "ranking")
 CUTS = (5, 10)
 
 
@@ -22,7 +23,7 @@ def loss(task: str, outputs: Tensor, y: Tensor) -> Tensor:
 
 def losses(task: str, outputs: Tensor, y: Tensor) -> Tensor:
     """[..., B] the loss of every example."""
-    assert task in ("classes", "ranking"), task
+    assert task in TASKS, task
     if task == "classes":
         return cross_entropy(outputs, y, reduction="none")
     scores = outputs[..., 0]
@@ -31,7 +32,7 @@ def losses(task: str, outputs: Tensor, y: Tensor) -> Tensor:
 
 def metrics(task: str, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
     """What a record says of the outputs on the whole test set."""
-    assert task in ("classes", "ranking"), task
+    assert task in TASKS, task
     mean_loss = loss(task, outputs.double(), y)
     if task == "classes":
         return {"accuracy": judged.accuracy(outputs, y), "loss": mean_loss}

@@ -172,3 +172,35 @@ def test_arrays_that_do_not_fit_are_refused(bad, words):
 def test_rows_that_are_no_row_numbers_are_refused(clients):
     with pytest.raises(FedeveError):
         federated(clients=clients)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"clients": {0: [1, 2], 1: [3]}}, "must be a list of index arrays: got a mapping"),
+        ({"clients": [0, 1, 2]}, r"list of row numbers: got an array of shape \(\)"),
+        ({"clients": [[[0, 1], [2, 3]]]}, r"got an array of shape \(2, 2\)"),
+        ({"x": np.zeros((6, 2, 3), dtype=np.uint8)}, "scaled differently.*got uint8 and float64"),
+        ({"x_test": np.zeros((2, 2, 3), dtype=np.uint8)}, "scaled differently.*got float64 and uint8"),
+        (
+            {"x": np.where(np.arange(6) == 4, np.nan, 1.0)[:, None, None] * X},
+            "x has .* not finite: got the first in row 4",
+        ),
+        ({"x_test": X[:2] + np.inf}, "x_test has numbers that are not finite"),
+        ({"x": X + 1j}, "x must hold numbers: got complex128"),
+        ({"x": 3}, "x must hold numbers"),
+        ({"task": "foo"}, "unknown task: got 'foo'"),
+    ],
+)
+def test_what_would_be_misread_is_refused(changes: dict[str, object], words: str):
+    with pytest.raises(FedeveError, match=words):
+        federated(**changes)
+
+
+def test_a_row_may_be_several_clients():
+    assert [federated(clients=[[0, 1], [1, 1]]).rows(k).tolist() for k in (0, 1)] == [[0, 1], [1, 1]]
+
+
+def test_the_task_is_part_of_what_the_data_is():
+    ranked = federated(task="ranking", y=[0, 1, 0, 1, 0, 1])
+    assert ranked.fingerprint != federated(y=[0, 1, 0, 1, 0, 1]).fingerprint

@@ -186,3 +186,27 @@ def test_an_alpha_that_is_no_concentration_is_refused(alpha):
 def test_no_shards_at_all_are_refused():
     with pytest.raises(FedeveError, match="at least one shard"):
         partition.shards(LABELS, num_clients=3, per_client=0)
+
+
+@pytest.mark.parametrize("y", [np.eye(3), [0.0, 1.0, np.nan], 3])
+def test_labels_that_would_be_dealt_twice_or_never_are_refused(y):
+    for deal in (
+        lambda: partition.dirichlet(y, num_clients=2, alpha=1.0),
+        lambda: partition.iid(y, num_clients=2),
+        lambda: partition.shards(y, num_clients=2),
+        lambda: partition.natural(y),
+    ):
+        with pytest.raises(FedeveError, match="every example needs one"):
+            deal()
+
+
+@pytest.mark.parametrize("num_clients", [2.5, "3", True, None])
+def test_a_number_of_clients_is_a_whole_number(num_clients):
+    with pytest.raises(FedeveError, match="a federation needs clients"):
+        partition.iid([0, 1, 1], num_clients=num_clients)
+    with pytest.raises(FedeveError, match="at least one shard"):
+        partition.shards([0, 1, 1], num_clients=2, per_client=num_clients)
+
+
+def test_no_owners_are_no_clients():
+    assert partition.natural([]) == []

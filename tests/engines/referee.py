@@ -21,7 +21,7 @@ SIZES = [5, 9, 1, 30, 12, 7]
 
 
 def simulate(run: Run, **options) -> Record:
-    return simulate_anywhere(run, engine="reference", device="cpu", **options)
+    return simulate_anywhere(run, **{"engine": "reference", "device": "cpu", **options})
 
 
 def blobs(sizes: list[int] = SIZES, *, seed: int = 0, num_test: int = 50) -> FederatedData:

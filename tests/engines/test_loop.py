@@ -113,7 +113,7 @@ def test_a_record_that_lost_lines_is_refused_and_left_as_it_is(
     end = len(whole) - 1
     for kept, words in (
         (whole[:-gone], f"record.jsonl lacks lines .* rounds up to {end - gone} instead of {end}"),
-        (whole[:-gone] + [whole[-gone][:20]], f"lacks lines .* rounds up to {end - gone} instead of {end}"),
+        ([*whole[:-gone], whole[-gone][:20]], f"lacks lines .* rounds up to {end - gone} instead of {end}"),
         ([*whole[:1], *whole[2:]], "line 2 of .* is damaged"),
         ([*whole, whole[-1]], f"line {end + 2} of .* is damaged"),
         (['{"record": 1}\n'], "line 1 of .* is damaged"),
@@ -364,11 +364,25 @@ def test_folders_are_as_many_as_runs_and_all_different(small_run: Any, tmp_path:
     runs = [small_run(seed=1), small_run(seed=2)]
     with pytest.raises(FedeveError, match="several runs cannot share one folder"):
         simulate(runs, out=tmp_path)  # type: ignore[call-overload]
-    for folders in ([tmp_path], [tmp_path, tmp_path], [tmp_path / "a", tmp_path / "b", tmp_path / "c"]):
+    one, two, three = (tmp_path / name for name in "abc")
+    for folders in ([one], [one, one], [one, two, three], [one, one, two]):
         with pytest.raises(FedeveError, match="2 runs need a folder each"):
             simulate(runs, out=folders)
     with pytest.raises(FedeveError, match="unknown resume"):
         simulate(small_run(), out=tmp_path, resume="perhaps")
+
+
+@pytest.mark.parametrize("what", [3, None, [3], "runs"])
+def test_what_is_no_run_is_refused(what: Any) -> None:
+    with pytest.raises(FedeveError, match="simulate plays a Run, or a list of them"):
+        simulate(what)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "2"])
+def test_threads_and_lanes_are_counted_from_one(small_run: Any, number: Any) -> None:
+    for name in ("threads", "width"):
+        with pytest.raises(FedeveError, match=f"{name} must be a whole number from 1 on"):
+            simulate(small_run(), **{name: number})
 
 
 def test_checkpoints_that_take_long_are_written_seldom(small_run: Any, tmp_path: Path) -> None:

@@ -111,6 +111,45 @@ def test_batch_normalisation_is_refused_when_the_run_is_made():
         short_run(model=module(nn.BatchNorm1d(8)))
 
 
+class Centred(nn.Module):
+    """Takes a running mean off its inputs, kept in a buffer or, if it is not `running`, never changed."""
+
+    def __init__(self, *, running: bool):
+        super().__init__()
+        self.running, self.inner = running, module(nn.Tanh())
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training and self.running:
+            self.seen = 0.9 * self.seen + 0.1 * x.mean().detach()
+        return self.inner(x - self.seen)
+
+
+@pytest.mark.parametrize("engine", ["reference", "lanes"])
+def test_statistics_of_ones_own_are_refused_and_constants_are_not(engine):
+    with pytest.raises(FedeveError, match=r"keeps statistics in a buffer.*'seen' changes"):
+        simulate(short_run(model=Centred(running=True)), engine=engine)
+    simulate(short_run(model=Centred(running=False)), engine=engine)
+
+
+def test_modules_that_differ_in_anything_are_other_runs():
+    tanh, frozen, moved, counted = (module(nn.Tanh()) for _ in range(4))
+    for one in (frozen, moved):
+        one[1].weight.requires_grad_(False)
+    moved[1].weight.data += 1
+    counted.register_buffer("counts", torch.ones(2), persistent=False)
+    models = [tanh, module(nn.ReLU()), frozen, moved, counted]
+    assert len({short_run(model=model).identity() for model in models}) == len(models)
+    assert short_run(model=module(nn.Tanh())).identity() == short_run(model=tanh).identity()
+
+
+@pytest.mark.parametrize("change", [{"method": FedEve}, {"method": "fedeve"}, {"data": None}, {"local": {"lr": 0.1}}])
+def test_a_run_of_something_else_is_refused(change):
+    (name,) = change
+    with pytest.raises(FedeveError, match=f"{name} must be a .*; give an instance"):
+        short_run(**change)
+
+
 def test_a_module_with_dropout_layers_is_reproducible_and_drops():
     run = short_run(model=module(nn.ReLU(), nn.Dropout(0.5)))
     torch.manual_seed(0)

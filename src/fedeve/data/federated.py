@@ -14,8 +14,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from ..errors import FedeveError, Words
+from ..errors import FedeveError, Words, unknown
 from ..seeds import Indices
+from ..tasks import TASKS
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +68,11 @@ class FederatedData:
     ) -> FederatedData:
         """Your own data: inputs [n, ...], labels [n], and one array of row numbers per client.
 
-        Bytes are scaled to 0..1 unless `shift` and `scale` say otherwise; without a test set there is no evaluation.
+        A row may be several clients', or a client's several times. Bytes are scaled to 0..1 unless `shift` and
+        `scale` say otherwise; without a test set there is no evaluation.
         """
-        xs, ys = np.asarray(x), _labels(y, "y")
-        test_x = xs[:0] if x_test is None else np.asarray(x_test)
+        xs, ys = _inputs(x, "x"), _labels(y, "y")
+        test_x = xs[:0] if x_test is None else _inputs(x_test, "x_test")
         test_y = ys[:0] if y_test is None else _labels(y_test, "y_test")
         _check_rows("x", xs, "y", ys)
         _check_rows("x_test", test_x, "y_test", test_y)
@@ -79,6 +81,18 @@ class FederatedData:
                 "training and test inputs have different shapes",
                 got=Words(f"{xs.shape[1:]} and {test_x.shape[1:]}"),
                 do="give x and x_test rows of one shape",
+            )
+        if (xs.dtype == np.uint8) != (test_x.dtype == np.uint8):
+            raise FedeveError(
+                "training and test inputs are scaled differently, bytes from 0 to 255 and numbers as they are",
+                got=Words(f"{xs.dtype} and {test_x.dtype}"),
+                do="give both as bytes, or neither",
+            )
+        if task not in TASKS:
+            raise unknown("task", task, TASKS)
+        if isinstance(clients, Mapping):
+            raise FedeveError(
+                "clients must be a list of index arrays", got=Words("a mapping"), do="give list(clients.values())"
             )
         parts = [_row_numbers(rows) for rows in clients]
         if not parts:
@@ -173,6 +187,8 @@ class FederatedData:
             repr((self.num_classes, np.asarray(self.shift).tolist(), np.asarray(self.scale).tolist())).encode()
         )
         digest.update(self.source.encode())
+        if not self.source and self.task != "classes":
+            digest.update(self.task.encode())
         everything = (self.x, self.y, self.x_test, self.y_test, self.order, self.offsets)
         for array in everything[4:] if self.source else everything:
             digest.update(f"{array.dtype}{array.shape}".encode())
@@ -202,8 +218,25 @@ def _labels(values: ArrayLike, name: str) -> Indices:
     )
 
 
+def _inputs(values: ArrayLike, name: str) -> NDArray[np.generic]:
+    array = np.asarray(values)
+    if array.ndim == 0 or array.dtype.kind not in "biuf":
+        found = f"{array.dtype} of shape {array.shape}"
+        raise FedeveError(f"{name} must hold numbers", got=Words(found), do="give one array with a row per example")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        row = int(np.argwhere(~np.isfinite(array))[0][0])
+        raise FedeveError(f"{name} has numbers that are not finite", got=Words(f"the first in row {row}"), do="mend it")
+    return array
+
+
 def _row_numbers(values: ArrayLike) -> Indices:
-    rows = np.asarray(values).reshape(-1)
+    rows = np.asarray(values)
+    if rows.ndim != 1:
+        raise FedeveError(
+            "a client's rows must be a list of row numbers",
+            got=Words(f"an array of shape {rows.shape}"),
+            do="give one list per client: [[0, 1], [2]]",
+        )
     if len(rows) and not np.issubdtype(rows.dtype, np.integer):
         raise FedeveError(
             "a client's rows must be row numbers",

@@ -124,9 +124,15 @@ def simulate(
     """
     if resume not in (True, False, "auto"):
         raise unknown("resume", resume, ("auto", "True", "False"))
+    for name, number in (("threads", threads), ("width", 1 if width is None else width)):
+        if not isinstance(number, int) or number < 1:
+            raise FedeveError(f"{name} must be a whole number from 1 on", got=number, do="leave it out, or write 1")
     target = choose_device(device)
     choose_engine(engine)
-    runs = [run] if isinstance(run, Run) else list(run)
+    some = [run] if isinstance(run, Run) else run
+    if not isinstance(some, Sequence) or not all(isinstance(each, Run) for each in some):
+        raise FedeveError("simulate plays a Run, or a list of them", got=run, do="write simulate(Run(...))")
+    runs = list(some)
     folders = _folders(out, runs, is_single=isinstance(run, Run))
     with _steady(threads, precision), ExitStack() as stack:
         stores = [
@@ -186,7 +192,7 @@ def _folders(out: Folder | Sequence[Folder] | None, runs: list[Run], *, is_singl
         if is_single:
             return [Path(out)]
         raise FedeveError("several runs cannot share one folder", got=str(out), do="give a list with a folder each")
-    if len({Path(folder).resolve() for folder in out}) != len(runs):
+    if not len({Path(folder).resolve() for folder in out}) == len(out) == len(runs):
         raise FedeveError(f"{len(runs)} runs need a folder each", got=list(map(str, out)), do="give as many folders")
     return [Path(folder) for folder in out]
 

@@ -5,6 +5,7 @@ A round is a straight line: send, train the cohort, summarise, step.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -165,15 +166,33 @@ class References:
 
 @torch.no_grad()
 def refuse_misfit(model: nn.Module, data: FederatedData, dtype: torch.dtype, device: torch.device) -> None:
-    """Find out now, not in some round, that the model cannot read the data or tell its classes apart."""
+    """Find out now, not in some round, that the model cannot read the data, or keeps more than its parameters."""
+    changed = ""
     try:
-        model.eval()
-        num_outputs = model(data.inputs(data.x[:2], dtype).to(device)).shape[-1]
+        inputs = data.inputs(data.x[:2], dtype).to(device)
+        num_outputs = model.eval()(inputs).shape[-1]
+        if dict(model.named_buffers()):
+            changed = _changed_buffer(model, inputs)
     except torch.OutOfMemoryError:
         raise  # which says nothing about the model
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         found = Words(f"inputs of shape {data.input_shape}: {str(error).splitlines()[0]}")
         raise FedeveError("the model cannot read this data", got=found, do="use a model for such inputs") from error
+    if changed:
+        raise FedeveError(
+            "the model keeps statistics in a buffer, which cannot be averaged like parameters",
+            got=Words(f"{changed!r} changes while it trains"),
+            do="use GroupNorm or LayerNorm, or leave that layer in its state of evaluation",
+        )
     if num_outputs < data.num_outputs:
         do = f"give it {data.num_outputs} outputs"
         raise FedeveError("the model has fewer outputs than there are classes", got=num_outputs, do=do)
+
+
+def _changed_buffer(model: nn.Module, inputs: Tensor) -> str:
+    """The first buffer that training on these inputs changes, of a copy."""
+    trial = copy.deepcopy(model).train()
+    with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
+        trial(inputs)
+    after = dict(trial.named_buffers())
+    return next((name for name, before in model.named_buffers() if not torch.equal(before, after[name])), "")
