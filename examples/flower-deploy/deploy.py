@@ -8,6 +8,7 @@ Takes a few minutes. `python deploy.py --help` says what can be changed.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import signal
 import tempfile
@@ -29,9 +30,9 @@ def rounds_done(checkpoint: Path) -> int:
 def notes(checkpoint: Path) -> tuple[dict[int, float], dict[str, list[dict[str, object]]]]:
     """Accuracy by round, and the replies that were left out."""
     with safetensors.safe_open(str(checkpoint), framework="pt") as file:
-        values = json.loads(file.metadata()["values"])
-    series = values["series"]["evaluate_metrics_serverapp"]
-    return {int(number): metrics["accuracy"] for number, metrics in series.items()}, values["left_out"]
+        history = json.loads(gzip.decompress(file.get_tensor("history").numpy().tobytes()))
+    series = history["series"]["evaluate_metrics_serverapp"]
+    return {int(number): metrics["accuracy"] for number, metrics in series.items()}, history["left_out"]
 
 
 def play(folder: Path, *, method: str = "fedeve", rounds: int = 5, pause: float = 3.0, patience: float = 40.0) -> Path:

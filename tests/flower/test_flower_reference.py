@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedeve[flower]'")
 
 from digits_federation import NUM_NODES, app, initial_arrays, make_run
+from flwr.app import Error, Message
 from flwr.serverapp.strategy import Result, Strategy
 from local_grid import LocalGrid, clients
 
@@ -110,3 +111,50 @@ def test_a_node_that_does_not_say_its_partition_is_not_used(caplog):
     network = LocalGrid(answer, NUM_NODES)
     play(FedEve(), network, nodes="ask", fraction_train=1.0, min_available_nodes=2, rounds=1)
     assert sorted(network.asked[1]) == [0, 1, 2, 4, 5, 6, 7]
+
+
+class Restarted(LocalGrid):
+    """After round 1 the SuperNode of partition 2 is there a second time, with a new id; after round 2 the old is gone.
+
+    Flower lists a killed SuperNode until its last heartbeat has lapsed.
+    """
+
+    gone: tuple[int, ...] = ()
+
+    def get_nodes(self):
+        return [info for info in super().get_nodes() if info.node_id not in self.gone]
+
+    def restart(self, number, arrays) -> None:
+        if number == 1:
+            self.ids.append(1 + max(self.ids))
+        if number == 2:
+            self.gone = (self.ids[2],)
+
+
+def test_a_node_that_comes_back_with_another_id_has_its_partition_again():
+    inner = clients(app, NUM_NODES)
+    network = Restarted(lambda message, place: inner(message, 2 if place == NUM_NODES else place), NUM_NODES)
+    strategy = strategy_of(FedEve(), nodes="ask", fraction_train=1.0, min_available_nodes=2)
+    strategy.start(network, initial_arrays(make_run()), num_rounds=3, evaluate_fn=network.restart)
+    questions, first, question, second, third = map(sorted, network.asked)
+    assert (questions, question) == (list(range(8)), [8])
+    assert (first, second, third) == (list(range(8)), list(range(8)), [0, 1, 3, 4, 5, 6, 7, 8])
+    assert strategy.nodes.number(network.ids[8]) == 2
+    expected, _ = play(FedEve(), grid(), fraction_train=1.0)
+    assert torch.equal(strategy.state.params, expected.state.params)
+
+
+def test_a_node_that_missed_the_question_is_asked_again(caplog):
+    inner, missed = clients(app, NUM_NODES), []
+
+    def answer(message, partition):
+        if message.metadata.message_type.startswith("query") and partition == 3 and len(missed) < 2:
+            missed.append(partition)
+            return Message(Error(code=0, reason="busy"), reply_to=message) if len(missed) == 1 else None
+        return inner(message, partition)
+
+    network = LocalGrid(answer, NUM_NODES)
+    strategy, _ = play(FedEve(), network, nodes="ask", fraction_train=1.0, min_available_nodes=2, rounds=3)
+    assert [len(asked) for asked in network.asked] == [8, 7, 1, 7, 1, 8]  # questions and rounds
+    assert strategy.nodes.number(network.ids[3]) == 3
+    assert caplog.text.count("does not say which partition it holds") == 1

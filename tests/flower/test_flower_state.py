@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedeve[flower]'")
@@ -16,7 +17,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedeve
 import digits_federation
 import flwr.serverapp.strategy as theirs
 from digits_federation import NUM_NODES, app, initial_arrays, make_run
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from local_grid import LocalGrid, clients, replying
 from playing import OPTIONS, flat, grid, played, same
@@ -24,7 +25,8 @@ from torch import nn
 
 import fedeve.flower
 from fedeve import FedAvg, FedDyn, FedEve, FedeveError, FedProx, Scaffold, Summary, all_methods
-from fedeve.flower import MethodStrategy, correct
+from fedeve.checkpoint import Checkpoint
+from fedeve.flower import MethodStrategy, correct, loop
 
 # Names.
 
@@ -58,11 +60,53 @@ def test_hyper_parameters_and_options_are_keywords():
     assert (strategy.fraction_train, strategy.options.seed, strategy.options.clip_norm) == (0.25, 4, 2.0)
 
 
-@pytest.mark.parametrize(("wrong", "what"), [({"sed": 1}, "did you mean 'seed'"), ({"outlier": 0.5}, "above 1"),
-                                             ({"mu": -1.0}, "mu"), ({"nodes": "x"}, "nodes")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"sed": 1}, "did you mean 'seed'"),
+        ({"outlier": 0.5}, "above 1"),
+        ({"mu": -1.0}, "mu"),
+        ({"nodes": "x"}, "nodes"),
+        ({"m": 1.0}, "min_train_nodes, mu, nodes"),  # hyper-parameters, Flower's arguments and options alike
+        ({"proximal_mu": 1.0}, "write mu"),
+        ({"fraction_fit": 1.0}, "write fraction_train"),
+        ({"min_available_clients": 2}, "write min_available_nodes"),
+        ({"server_momentum": 0.9}, "unknown keyword"),  # FedProx has none
+        ({"fraction_train": 1.5}, "fraction_train must be at most 1"),
+        ({"fraction_evaluate": -0.1}, "fraction_evaluate must be at least 0"),
+        ({"fraction_train": "half"}, "fraction_train must be a number"),
+        ({"min_train_nodes": -3}, "min_train_nodes must be at least 0"),
+        ({"min_available_nodes": 2.5}, "min_available_nodes must be a whole number"),
+        ({"statistics": "running_mean"}, r"write statistics=\('running_mean',\)"),
+        ({"statistics": 5}, "a tuple of names"),
+        ({"checkpoint": 5}, "checkpoint must be a path"),
+    ],
+)
 def test_a_wrong_option_is_refused_with_advice(wrong, what):
     with pytest.raises(FedeveError, match=what):
         fedeve.flower.FedProx(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs_", "ours"),
+    [
+        ("FedAvgM", {"server_learning_rate": 0.5}, "server_lr"),
+        ("FedAvgM", {"server_momentum": 0.5}, "beta"),
+        ("FedAdam", {"eta": 0.5}, "server_lr"),
+        ("FedYogi", {"beta_1": 0.5}, "beta1"),
+        ("FedAdam", {"beta_2": 0.5}, "beta2"),
+    ],
+)
+def test_flowers_names_of_hyper_parameters_are_answered_with_ours(name, theirs_, ours):
+    getattr(theirs, name)(**theirs_)  # so it is called there
+    with pytest.raises(FedeveError, match=f"write {ours}$"):
+        getattr(fedeve.flower, name)(**theirs_)
+
+
+@pytest.mark.parametrize("wrong", [FedEve, fedeve.flower.FedEve, fedeve.flower.FedEve()], ids=["a", "b", "c"])
+def test_a_class_or_a_strategy_in_place_of_a_method_is_refused(wrong):
+    with pytest.raises(FedeveError, match="a method is needed, not its class or a strategy"):
+        MethodStrategy(wrong)
 
 
 def test_a_strategy_that_is_started_twice_starts_twice():
@@ -260,6 +304,55 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     (tmp_path / "state").write_bytes(content)
     with pytest.raises(FedeveError, match="damaged"):
         played(MethodStrategy(FedEve(), **options), rounds=2)
+
+
+@pytest.mark.parametrize("lacks", ["history", "num_rounds", "federation", "state.momentum"])
+def test_a_checkpoint_that_lacks_something_is_refused(lacks, tmp_path):
+    path = tmp_path / "state"
+    strategy = MethodStrategy(FedEve(), checkpoint=path, **OPTIONS)
+    played(strategy, rounds=1)
+    found = Checkpoint.load(path, identity=loop._identity(strategy))
+    left = [{k: v for k, v in part.items() if k != lacks} for part in (found.tensors, found.values)]
+    Checkpoint(*left).save(path, identity=loop._identity(strategy))
+    with pytest.raises(FedeveError, match=f"is not a strategy's: got no '{lacks}'"):
+        played(MethodStrategy(FedEve(), checkpoint=path, **OPTIONS), rounds=2)
+
+
+def test_what_grows_with_rounds_is_not_in_a_checkpoints_header_and_comes_back(tmp_path):
+    inner = clients(app, NUM_NODES)
+
+    def answer(message, partition):
+        return inner(message, partition) if partition % 2 else Message(Error(0, "far too hot " * 99), reply_to=message)
+
+    def once(rounds: int):
+        strategy = MethodStrategy(FedEve(), checkpoint=tmp_path / "state", min_replies=2, **OPTIONS)
+        played(strategy, LocalGrid(answer, NUM_NODES), rounds=rounds)
+        with safetensors.safe_open(tmp_path / "state", framework="pt") as file:
+            return strategy, len(file.metadata()["values"])
+
+    _, short = once(1)
+    first, long = once(6)
+    assert long == short
+    again, _ = once(6)
+    assert again.left_out == first.left_out and again.lost == first.lost
+    assert len(first.left_out) == 6 and first.lost
+
+
+def test_a_checkpoint_below_a_file_fails_before_the_first_round(tmp_path):
+    (tmp_path / "file").write_text("")
+    network = grid()
+    with pytest.raises(FedeveError, match="cannot be used"):
+        played(MethodStrategy(FedEve(), checkpoint=tmp_path / "file" / "state", **OPTIONS), network)
+    assert network.asked == []
+
+
+@pytest.mark.parametrize("method", [FedEve(), Scaffold()], ids=lambda m: m.name)
+def test_a_restarted_server_warns_where_clients_must_have_remembered(method, tmp_path, caplog):
+    for rounds in (1, 2):
+        caplog.clear()
+        played(MethodStrategy(method, checkpoint=tmp_path / "state", **OPTIONS), rounds=rounds)
+        warned = any("fedeve-memory" in r.getMessage() and r.levelname == "WARNING" for r in caplog.records)
+        assert warned == (rounds == 2 and bool(method.remembers))
 
 
 # Clients.

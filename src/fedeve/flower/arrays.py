@@ -22,10 +22,15 @@ from ..errors import FedeveError, Words
 STATISTICS = ("running_mean", "running_var")
 """How the names of running statistics end, as PyTorch's BatchNorm and InstanceNorm name them."""
 _HEADER = 4096  # bytes that an array's own description may take besides its numbers
+_LONGEST = 200  # characters of a reason
 
 
 class MisfitError(Exception):
-    """An array that is not what was asked for; the text says in what way."""
+    """A reply that is not what was asked for; the text says in what way, on one line: clients write parts of it."""
+
+    def __init__(self, text: str) -> None:
+        line = " ".join(text[:_LONGEST].split())
+        super().__init__(line if len(text) <= _LONGEST else line[: _LONGEST - 3] + "...")
 
 
 @dataclass(frozen=True)

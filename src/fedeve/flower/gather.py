@@ -28,6 +28,8 @@ class Gathering:
     max_outliers: int
     clip_norm: float | None
     left_out: list[LeftOut] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    """The places of the replies that count."""
     clipped: int = 0
     updates: Running | None = None
     statistics: Running | None = None
@@ -40,7 +42,7 @@ class Gathering:
 
     @property
     def num_good(self) -> int:
-        return 0 if self.updates is None else self.updates.count
+        return len(self.used)
 
     def add(self, reply: Reply) -> None:
         """Take a checked reply in; at most `max_outliers` replies per vector are held, the others are folded."""
@@ -80,6 +82,7 @@ class Gathering:
     def _release(self, replies: list[Reply]) -> None:
         for reply in replies:
             self._held = [held for held in self._held if held is not reply]
+            self.used.append(reply.place)
             for name, norm in reply.norms.items():
                 self._folded[name] = max(self._folded.get(name, 0.0), norm)
             update = self._clip(reply)

@@ -1,4 +1,4 @@
-"""Messages out and replies in, in a fixed order and a few at a time, whatever order they arrive in."""
+"""Messages out and replies in, whose they are, in a fixed order and a few at a time, whatever order they arrive in."""
 
 from __future__ import annotations
 
@@ -11,6 +11,24 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 _PAUSES = (0.01, 1.0)  # seconds between two looks for replies, doubling while none comes
+
+
+class Asked:
+    """The messages of a round, without their contents: whose a reply is, and whether they were sent at all."""
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self._messages = [message.metadata for message in messages]
+        self._nodes: dict[str, int] = {}
+
+    @property
+    def sent(self) -> bool:
+        return any(message.message_id for message in self._messages)
+
+    def node(self, reply: Message) -> int:
+        """Whose reply this is. What the SuperLink says about a node that is gone comes from the SuperLink itself."""
+        if not self._nodes:  # a message has its id once it is sent, so not before there are replies
+            self._nodes = {message.message_id: message.dst_node_id for message in self._messages if message.message_id}
+        return self._nodes.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
 
 
 def in_order(grid: Grid, messages: Iterable[Message], *, timeout: float | None, window: int) -> Iterator[Message]:

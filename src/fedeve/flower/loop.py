@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from logging import INFO, getLogger
+from logging import INFO, WARNING, getLogger
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..errors import FedeveError, Words
@@ -45,27 +50,31 @@ def play(hooks: Strategy, inner: MethodStrategy | None, grid: Grid, initial: Arr
     log.log(INFO, "Starting %s strategy:", type(hooks).__name__)
     hooks.summary()
     result, done, begun = Result(arrays=initial), 0, time.monotonic()
+    path = None if inner is None else inner.options.checkpoint
+    if path is not None:
+        _check_folder(path)
     if inner is not None:
         inner.forget()
-    if inner is not None and inner.options.checkpoint is not None and inner.options.checkpoint.exists():
-        done = _resume(inner, grid, initial, result)
+    if inner is not None and path is not None and path.exists():
+        done = _resume(inner, initial, result)
     elif plan.evaluate_fn is not None:
         _note(result.evaluate_metrics_serverapp, 0, plan.evaluate_fn(0, initial))
     train, evaluate = plan.train_config or ConfigRecord(), plan.evaluate_config or ConfigRecord()
     for number in range(done + 1, plan.num_rounds + 1):
         log.log(INFO, "[ROUND %s/%s]", number, plan.num_rounds)
-        messages = hooks.configure_train(number, result.arrays, train, grid)
+        messages = list(hooks.configure_train(number, result.arrays, train, grid))
         arrays, metrics = hooks.aggregate_train(number, _replies(inner, grid, messages, plan.timeout))
         if arrays is not None:
             result.arrays = arrays
         _note(result.train_metrics_clientapp, number, metrics)
-        messages = hooks.configure_evaluate(number, result.arrays, evaluate, grid)
+        messages = list(hooks.configure_evaluate(number, result.arrays, evaluate, grid))
         replies = _replies(inner, grid, messages, plan.timeout)
         _note(result.evaluate_metrics_clientapp, number, hooks.aggregate_evaluate(number, replies))
         if plan.evaluate_fn is not None:
             _note(result.evaluate_metrics_serverapp, number, plan.evaluate_fn(number, result.arrays))
-        if inner is not None and inner.options.checkpoint is not None and inner.state is not None:
-            _save(inner, number, result)
+        if inner is not None and path is not None and inner.state is not None:
+            inner.adopt(result.arrays)
+            _save(inner, path, number, result)
     log.log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - begun)
     return result
 
@@ -92,35 +101,61 @@ def _identity(strategy: MethodStrategy) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _save(strategy: MethodStrategy, number: int, result: Result) -> None:
+def _check_folder(path: Path) -> None:
+    """Make the folder of a checkpoint, so that it fails before the first round rather than after it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError("it may not be written to")
+    except OSError as error:
+        raise FedeveError(
+            f"the folder of checkpoint {path} cannot be used", got=Words(str(error)), do="choose another"
+        ) from None
+
+
+def _save(strategy: MethodStrategy, path: Path, number: int, result: Result) -> None:
     from .strategy import snapshot
 
     series = {name: {str(n): dict(record) for n, record in getattr(result, name).items()} for name in _SERIES}
     left_out = {str(n): [dataclasses.asdict(one) for one in found] for n, found in strategy.left_out.items()}
-    values = {"num_rounds": number, "series": series, "left_out": left_out, "lost": strategy.lost}
-    strategy.options.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    Checkpoint(snapshot(strategy), values).save(strategy.options.checkpoint, identity=_identity(strategy))
+    history = _packed({"series": series, "left_out": left_out, "lost": strategy.lost})
+    values = {"num_rounds": number, "federation": strategy.federation}
+    Checkpoint({**snapshot(strategy), "history": history}, values).save(path, identity=_identity(strategy))
 
 
-def _resume(strategy: MethodStrategy, grid: Grid, initial: ArrayRecord, result: Result) -> int:
+def _resume(strategy: MethodStrategy, initial: ArrayRecord, result: Result) -> int:
     """Put the strategy and the result where the checkpoint left them; how many rounds are done."""
     from .checks import LeftOut
     from .strategy import restore
 
+    path = strategy.options.checkpoint
     strategy.begin(initial, num_clients=1)  # the population is part of the state that is restored
-    found = Checkpoint.load(strategy.options.checkpoint, identity=_identity(strategy))
+    found = Checkpoint.load(path, identity=_identity(strategy))
     try:
         restore(strategy, dict(found.tensors))
-        values: dict[str, Any] = dict(found.values)
+        done, strategy.federation = int(found.values["num_rounds"]), str(found.values["federation"])
+        history = _unpacked(found.tensors["history"])
         for name in _SERIES:
-            setattr(result, name, {int(n): MetricRecord(metrics) for n, metrics in values["series"][name].items()})
-        strategy.left_out = {int(n): [LeftOut(**one) for one in ones] for n, ones in values["left_out"].items()}
-        strategy.lost = {int(n): why for n, why in values["lost"].items()}
+            setattr(result, name, {int(n): MetricRecord(metrics) for n, metrics in history["series"][name].items()})
+        strategy.left_out = {int(n): [LeftOut(**one) for one in ones] for n, ones in history["left_out"].items()}
+        strategy.lost = {int(n): why for n, why in history["lost"].items()}
     except KeyError as error:
-        path = strategy.options.checkpoint
         raise FedeveError(
-            f"checkpoint {path} is not a strategy's", got=Words(str(error)), do="choose another"
+            f"checkpoint {path} is not a strategy's", got=Words(f"no {error}"), do="choose another"
         ) from None
     result.arrays = strategy.arrays()
-    log.log(INFO, "Continuing after round %d, as %s says", values["num_rounds"], strategy.options.checkpoint)
-    return int(values["num_rounds"])
+    log.log(INFO, "Continuing after round %d, as %s says", done, path)
+    if strategy.method.remembers:
+        name = strategy.method.name
+        log.log(WARNING, "%s: clients must have kept what they remember in fedeve-memory, or the numbers differ", name)
+    return done
+
+
+def _packed(history: dict[str, Any]) -> Tensor:
+    """What grows with the rounds as bytes [n]: the plain values of a checkpoint have a limit of 100 MB."""
+    return torch.frombuffer(bytearray(gzip.compress(json.dumps(history).encode(), mtime=0)), dtype=torch.uint8)
+
+
+def _unpacked(history: Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(gzip.decompress(history.numpy().tobytes()))
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from logging import WARNING, getLogger
 from typing import Any
 
 import torch
@@ -10,18 +12,22 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from ..errors import FedeveError
 from ..methods.fedeve import FedEve
 from . import checks, loop
-from .arrays import MisfitError, Wire
+from .arrays import STATISTICS, MisfitError, Wire
 from .gather import Gathering
 from .strategy import MethodStrategy
+
+log = getLogger("flwr")
 
 
 class DriftMonitor(Strategy):
     """Adds `drift/client`, `drift/period` and `drift/gain` to the metrics of the strategy it wraps.
 
     They are what FedEve would compute from the same updates: its filter runs beside the strategy, and nothing that is
-    sent or averaged changes. Use it as the strategy: `DriftMonitor(FedAvg()).start(grid, ...)`.
+    sent or averaged changes. Use it as the strategy: `DriftMonitor(FedAvg()).start(grid, ...)`. Rounds that the
+    strategy loses, and models that cannot be measured (not finite, or trees), go without.
     """
 
     def __init__(self, strategy: Strategy, *, weighted_by_key: str | None = None) -> None:
@@ -30,6 +36,7 @@ class DriftMonitor(Strategy):
         self._filter = FedEve()
         self._state: Any = None
         self._wire: Wire | None = None
+        self._warned = False
         self._start = torch.zeros(0)
         self._gathering, self._place = self._gather(), 0
 
@@ -42,10 +49,18 @@ class DriftMonitor(Strategy):
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self._gathering, self._wire = self._gather(), None
         if messages:  # what is sent, not `arrays`: a strategy may send a prediction
-            record = next(r for n, r in messages[0].content.array_records.items() if n != checks.EXTRAS)
-            self._wire = Wire.of(record)
-            self._start = self._wire.vector(record)
+            self._begin(_model(messages[0]) or ArrayRecord())
         return messages
+
+    def _begin(self, record: ArrayRecord) -> None:
+        ours = self.strategy.options if isinstance(self.strategy, MethodStrategy) else None
+        try:
+            self._wire = Wire.of(record, statistics=STATISTICS if ours is None else ours.statistics)
+            self._start = self._wire.vector(record)
+        except FedeveError as error:
+            if not self._warned:
+                log.log(WARNING, "the drifts are not measured: %s", error)
+            self._warned = True
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -54,8 +69,7 @@ class DriftMonitor(Strategy):
         if isinstance(replies, Sequence):  # as it came, for strategies that want a list
             watched = list(watched)
         arrays, metrics = self.strategy.aggregate_train(server_round, watched)
-        measured = self._measure()
-        if measured and arrays is not None:
+        if arrays is not None and (measured := self._measure()):
             metrics = MetricRecord() if metrics is None else metrics
             metrics.update(measured)
         return arrays, metrics
@@ -77,16 +91,18 @@ class DriftMonitor(Strategy):
         if self._wire is None or message.has_error():
             return
         try:
-            record = next((r for n, r in message.content.array_records.items() if n != checks.EXTRAS), None)
+            record = _model(message)
             if record is None:
                 raise MisfitError("has no arrays")
             self._wire.check(record)
             weight = checks.weight_of(message.content, self.weighted_by_key, most=float("inf"))
             update = self._wire.vector(record).sub_(self._start)
+            norms = {checks.UPDATE: checks.norm_of(update)}
+            if not math.isfinite(norms[checks.UPDATE]):
+                raise MisfitError("its update is too large to square")
         except MisfitError:
             return
         self._place += 1
-        norms = {checks.UPDATE: checks.norm_of(update)}
         reply = checks.Reply(self._place, message.metadata.src_node_id, weight, {checks.UPDATE: update}, norms)
         self._gathering.add(reply)
 
@@ -122,6 +138,11 @@ class DriftMonitor(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """The wrapped strategy's rounds, measured; a strategy of ours still streams, saves and resumes."""
+        self._state, self._warned = None, False
         plan = loop.Plan(num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
         inner = self.strategy if isinstance(self.strategy, MethodStrategy) else None
         return loop.play(self, inner, grid, initial_arrays, plan)
+
+
+def _model(message: Message) -> ArrayRecord | None:
+    return next((record for name, record in message.content.array_records.items() if name != checks.EXTRAS), None)

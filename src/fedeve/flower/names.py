@@ -33,4 +33,5 @@ def strategy_of(cls: type[Method]) -> type[MethodStrategy]:
     what = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
     about = f"{what}\n\nA Flower strategy; further keywords as `MethodStrategy` has them."
     members = {"__init__": __init__, "__doc__": about, "__module__": "fedeve.flower"}
+    members["hyper_parameters"] = tuple(field.name for field in fields)
     return type(cls.__name__, (MethodStrategy,), members)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from logging import INFO, WARNING, getLogger
 
 import numpy as np
@@ -15,7 +14,7 @@ from .. import seeds
 QUESTION = "partition"
 """The action under which a client is asked for its partition-id."""
 log = getLogger("flwr")
-_PATIENCE = 600.0  # seconds that a node has to say which partition it holds
+_PATIENCE, _BRIEFLY = 600.0, 10.0  # seconds to say which partition a node holds, when it is new and when asked again
 
 
 class Nodes:
@@ -25,7 +24,9 @@ class Nodes:
         self.how, self.seed = how, seed
         self._numbers: dict[int, int] = {}  # of every node seen so far
         self._seen: dict[int, str] = {}  # when each registered
-        self._asked: set[int] = set()
+        self._said: dict[int, int | None] = {}  # the partition each says it holds, where nodes are asked
+        self._silent: set[int] = set()  # who was asked and did not answer
+        self._refused: set[int] = set()  # whose partition another has
         self._online: list[int] = []
 
     def __len__(self) -> int:
@@ -50,15 +51,36 @@ class Nodes:
         """Who is online; nodes not seen before get a number."""
         infos = {info.node_id: info.registered_at for info in grid.get_nodes()}
         if self.how == "ask":
-            new = [node for node in infos if node not in self._asked]
-            self._numbers |= _ask(grid, new, taken=set(self._numbers.values())) if new else {}
-            self._asked |= set(new)
+            self._ask(grid, [node for node in infos if node not in self._said])
+            self._number(set(infos))
         else:
             # Ranked among all that were ever seen, so that who connects first changes nothing.
             self._seen |= infos
             ranked = sorted(self._seen, key=lambda node: (self._seen[node], node))
             self._numbers = {node: place for place, node in enumerate(ranked)}
         self._online = sorted((node for node in infos if node in self._numbers), key=self._numbers.__getitem__)
+
+    def _ask(self, grid: Grid, nodes: list[int]) -> None:
+        """Which partitions these hold. Who does not answer is asked again at the next look."""
+        new = [node for node in nodes if node not in self._silent]
+        self._said |= _answers(grid, new, timeout=_PATIENCE)
+        self._said |= _answers(grid, [node for node in nodes if node in self._silent], timeout=_BRIEFLY)
+        self._silent = {node for node in nodes if node not in self._said}
+        for node in new:
+            if self._said.get(node) is None:
+                log.log(WARNING, "node %d is not used: it does not say which partition it holds", node)
+
+    def _number(self, online: set[int]) -> None:
+        """A partition is its holder's as long as that is online, and then another's that says it holds it."""
+        holders = {number: node for node, number in self._numbers.items() if node in online}
+        refused = set()
+        for node in sorted(online & self._said.keys()):
+            number = self._said[node]
+            if number is not None and holders.setdefault(number, node) != node:
+                refused.add(node)
+                if node not in self._refused:
+                    log.log(WARNING, "node %d is not used: node %d holds partition %d", node, holders[number], number)
+        self._numbers, self._refused = {node: number for number, node in holders.items()}, refused
 
     def cohort(self, size: int, server_round: int) -> list[int]:
         """The nodes that train in a round, in the order drawn. Flower counts rounds from 1, `seeds` from 0."""
@@ -78,17 +100,14 @@ def share_of(num_nodes: int, fraction: float, least: int) -> int:
     return max(int(num_nodes * fraction), least)
 
 
-def _ask(grid: Grid, nodes: Iterable[int], *, taken: set[int]) -> dict[int, int]:
-    """The partition ids of nodes whose clients answer with `say_partition`; the others are named and not used."""
+def _answers(grid: Grid, nodes: list[int], *, timeout: float) -> dict[int, int | None]:
+    """The partition ids of nodes whose clients answer with `say_partition`; None of those that answer otherwise."""
     kind = f"{MessageType.QUERY}.{QUESTION}"
     questions = [Message(content=RecordDict(), message_type=kind, dst_node_id=node) for node in nodes]
-    found: dict[int, int] = {}
-    for reply in grid.send_and_receive(questions, timeout=_PATIENCE):
-        record = None if reply.has_error() else reply.content.config_records.get(QUESTION)
-        answer = None if record is None else record.get("partition-id")
-        if isinstance(answer, int) and answer not in taken and answer not in found.values():
-            found[reply.metadata.src_node_id] = answer
-    for node in nodes:
-        if node not in found:
-            log.log(WARNING, "node %d is not used: it does not say which partition it holds, or another has it", node)
+    found: dict[int, int | None] = {}
+    for reply in grid.send_and_receive(questions, timeout=timeout) if questions else ():
+        if not reply.has_error():
+            record = reply.content.config_records.get(QUESTION)
+            answer = None if record is None else record.get("partition-id")
+            found[reply.metadata.src_node_id] = answer if isinstance(answer, int) else None
     return found

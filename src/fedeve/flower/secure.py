@@ -7,6 +7,7 @@ both all that a method needs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from logging import WARNING, getLogger
 from typing import Any
@@ -25,21 +26,31 @@ from ..errors import FedeveError, Words
 from ..method import Method
 from ..summary import Summary
 from .checks import needs_correction
+from .options import check_method
 
 Arrays = list[NDArray[Any]]
 Evaluate = Callable[[int, Arrays], tuple[float, dict[str, Scalar]] | None]
 log = getLogger("flwr")
+_LEVELS = 1 << 22  # what SecAgg+ rounds a number to, its `quantization_range`: a step is 2 clip_norm / 2^22
 
 
 def secure_update(start: Arrays, end: Arrays, *, clip_norm: float) -> tuple[Arrays, int, dict[str, Scalar]]:
     """What `NumPyClient.fit` returns: the update, clipped, and |u|^2 as one more array; the weight is 1 for everybody.
 
-    All numbers lie within `clip_norm` of zero, so that is the `clipping_range` to give to SecAgg+.
+    All numbers lie within `clip_norm` of zero, so that is the `clipping_range` to give to SecAgg+. What is not finite
+    is refused here, since nobody else can: masked, it would be any number.
     """
     update = [
         np.asarray(e, dtype=np.float64) - np.asarray(s, dtype=np.float64) for s, e in zip(start, end, strict=True)
     ]
-    norm = float(np.sqrt(sum(float((part**2).sum()) for part in update)))
+    with np.errstate(over="ignore"):  # what is too large to square is refused below
+        norm = math.sqrt(sum(float((part**2).sum()) for part in update))
+    if not math.isfinite(norm):
+        raise FedeveError(
+            "the trained arrays are not finite",
+            got=Words(f"an update of norm {norm}"),
+            do="lower the learning rate; this client drops out of the round",
+        )
     shrink = min(1.0, clip_norm / norm) if norm > 0 else 1.0
     square = np.array([(norm * shrink) ** 2 / clip_norm])
     return [*(part * shrink for part in update), square], 1, {}
@@ -63,12 +74,13 @@ class SecureStrategy(Strategy):
         seed: int = 0,
         evaluate_fn: Evaluate | None = None,
     ) -> None:
+        check_method(method)
         if method.replies or needs_correction(method):
             raise FedeveError(
                 "this method cannot run on sums alone",
                 got=method.name,
                 do="use one whose clients only send updates: fedavg, fedavgm, fedeve, fedeveadam, fedadam, fedyogi, "
-                "fedadagrad",
+                "fedadagrad, fedeveparts",
             )
         if not clip_norm > 0:
             raise FedeveError("updates must be clipped to be summed securely", got=clip_norm, do="give a norm above 0")
@@ -112,8 +124,10 @@ class SecureStrategy(Strategy):
         try:
             if [part.shape for part in mean] != self.shapes:
                 raise FedeveError("the sums do not fit the model", got=Words("other shapes"), do="send secure_update()")
-            squares = count * max(float(square.reshape(-1)[0]), 0.0) * self.clip_norm
-            summary = Summary.from_sums(count, count * _vector(mean).double(), squares)
+            center = _vector(mean).double()
+            average = float(square.reshape(-1)[0]) * self.clip_norm
+            _check_means(center, average, self.clip_norm)
+            summary = Summary.from_sums(count, count * center, count * max(average, 0.0))
             state, facts = self.method.step(self.state, summary)
         except FedeveError as error:
             self.lost[server_round] = str(error)
@@ -135,6 +149,20 @@ class SecureStrategy(Strategy):
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
         return None if self.evaluate_fn is None else self.evaluate_fn(server_round, parameters_to_ndarrays(parameters))
+
+
+def _check_means(center: Tensor, square: float, clip: float) -> None:
+    """Raise unless vectors no longer than `clip` can have this mean and this mean square, up to SecAgg+'s rounding."""
+    step = 2 * clip / _LEVELS
+    # Every number of a mean is off by less than a step; the square was divided by `clip` before it was rounded.
+    norm, slack = float(center.norm()), step * math.sqrt(len(center))
+    least = max(norm - slack, 0.0)  # |mean|^2 <= mean of |u_k|^2 <= clip^2
+    if not (math.isfinite(norm) and least <= clip and least**2 - step * clip <= square <= clip**2 + step * clip):
+        raise FedeveError(
+            "no clipped updates have these means",
+            got=Words(f"a mean of norm {norm:g} and a mean square of {square:g} with clip_norm {clip:g}"),
+            do="look for a client that does not send secure_update() with this clip_norm",
+        )
 
 
 def _vector(arrays: Arrays) -> Tensor:

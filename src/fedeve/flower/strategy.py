@@ -7,10 +7,12 @@ the state. Flower's own loop can drive it; `start` is ours, because it streams r
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from logging import INFO, WARNING, getLogger
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -18,17 +20,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from .. import settings
 from ..errors import FedeveError, Words
 from ..method import Method, Sent
 from . import checks, loop
 from .arrays import MisfitError, Wire
 from .checks import EXTRAS, MARK, LeftOut
 from .gather import Gathering
+from .grid import Asked
 from .nodes import Nodes, share_of
-from .options import Options
+from .options import Sampling, check_method, read_options
 
-Aggregate = Callable[[list[RecordDict], str], MetricRecord]
+Aggregate = Callable[[list[RecordDict], str], MetricRecord | None]
 log = getLogger("flwr")
 
 
@@ -38,6 +40,9 @@ class MethodStrategy(Strategy):
     Up to `evaluate_metrics_aggr_fn` the arguments are those of Flower's FedAvg, with their meaning; the other keywords
     are those of `Options`. `left_out` and `lost` say which replies and rounds could not be used, by round.
     """
+
+    hyper_parameters: ClassVar[tuple[str, ...]] = ()
+    """The method's, where they are keywords of the strategy."""
 
     def __init__(
         self,
@@ -54,11 +59,17 @@ class MethodStrategy(Strategy):
         evaluate_metrics_aggr_fn: Aggregate | None = None,
         **options: Any,
     ) -> None:
+        check_method(method)
         self.method = method
-        self.options = settings.build(Options, options, kind="option")
-        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
-        self.min_train_nodes, self.min_evaluate_nodes = min_train_nodes, min_evaluate_nodes
-        self.min_available_nodes = min_available_nodes
+        flowers = tuple(inspect.signature(MethodStrategy.__init__).parameters)[2:-1]
+        self.options = read_options(options, others=(*flowers, *self.hyper_parameters))
+        sampling = Sampling(
+            fraction_train=fraction_train, fraction_evaluate=fraction_evaluate, min_train_nodes=min_train_nodes,
+            min_evaluate_nodes=min_evaluate_nodes, min_available_nodes=min_available_nodes,
+        )  # fmt: skip
+        self.fraction_train, self.fraction_evaluate = sampling.fraction_train, sampling.fraction_evaluate
+        self.min_train_nodes, self.min_evaluate_nodes = sampling.min_train_nodes, sampling.min_evaluate_nodes
+        self.min_available_nodes = sampling.min_available_nodes
         self.weighted_by_key, self.arrayrecord_key = weighted_by_key, arrayrecord_key
         self.configrecord_key = configrecord_key
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or checks.averaged
@@ -69,10 +80,11 @@ class MethodStrategy(Strategy):
         self.wire: Wire | None = None
         self.state: Any = None
         self.statistics = torch.zeros(0)
+        self.federation = ""
         self._sent = Sent(torch.zeros(0))
-        self._returned: ArrayRecord | None = None
+        self._returned: dict[str, Array] = {}
         self._cohort: dict[int, int] = {}
-        self._asked: list[Any] = []  # the metadata of the round's messages, whose ids are known once they are sent
+        self._asked = Asked()
 
     def summary(self) -> None:
         """Log what this strategy is."""
@@ -91,18 +103,25 @@ class MethodStrategy(Strategy):
         """Start from these arrays, with this population."""
         self.wire = Wire.of(arrays, statistics=self.options.statistics)
         self.statistics = self.wire.vector(arrays, "statistics")
-        self._returned = arrays
+        self.federation = uuid.uuid4().hex[:16]  # so that clients tell what they remember of it from anything else
+        self._returned = dict(arrays)
         self.state = self.method.init(self.wire.vector(arrays), num_clients=self.options.num_clients or num_clients)
 
     def arrays(self) -> ArrayRecord:
         """The model to evaluate: the fused one, not the prediction that clients start from."""
         assert self.wire is not None
-        self._returned = self.wire.record(self.state.params, self.statistics)
-        return self._returned
+        record = self.wire.record(self.state.params, self.statistics)
+        self._returned = dict(record)
+        return record
 
-    def _adopt(self, arrays: ArrayRecord) -> None:
-        """Take over arrays that a wrapper changed since we returned them (central differential privacy adds noise)."""
+    def adopt(self, arrays: ArrayRecord) -> None:
+        """Take over arrays that were changed since we returned them (central differential privacy adds noise).
+
+        They are compared one by one, since a subclass may put others into the record that we returned.
+        """
         assert self.wire is not None
+        if len(arrays) == len(self._returned) and all(a is self._returned.get(n) for n, a in arrays.items()):
+            return
         try:
             self.wire.check(arrays)
             params, self.statistics = self.wire.vector(arrays), self.wire.vector(arrays, "statistics")
@@ -111,6 +130,7 @@ class MethodStrategy(Strategy):
                 "the model's arrays changed between rounds", got=Words(str(error)), do="pass on what was returned"
             ) from None
         self.state = self.state._replace(params=params)
+        self._returned = dict(arrays)
 
     # Training.
 
@@ -123,14 +143,14 @@ class MethodStrategy(Strategy):
         self.nodes.wait(grid, max(self.min_available_nodes, self.min_train_nodes))
         if self.wire is None:
             self.begin(arrays, num_clients=len(self.nodes))
-        elif arrays is not self._returned:
-            self._adopt(arrays)
+        else:
+            self.adopt(arrays)
         chosen = self.nodes.cohort(share_of(len(self.nodes), self.fraction_train, self.min_train_nodes), server_round)
         log.log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(chosen), len(self.nodes))
         self._cohort = {node: place for place, node in enumerate(chosen)}
         content = self._message_content(server_round, config)
         messages = [Message(content=content, message_type=MessageType.TRAIN, dst_node_id=node) for node in chosen]
-        self._asked = [message.metadata for message in messages]
+        self._asked = Asked(messages)
         return messages
 
     def _message_content(self, server_round: int, config: ConfigRecord) -> RecordDict:
@@ -141,7 +161,13 @@ class MethodStrategy(Strategy):
         self._sent = Sent(self.wire.vector(record), sent.extras)
         about = {"name": self.method.name, **dataclasses.asdict(self.method)}
         config["server-round"] = server_round
-        config[MARK] = json.dumps({"method": about, "seed": self.options.seed})
+        told = {
+            "method": about,
+            "seed": self.options.seed,
+            "federation": self.federation,
+            "statistics": self.options.statistics,
+        }
+        config[MARK] = json.dumps(told)
         content = RecordDict({self.arrayrecord_key: record, self.configrecord_key: config})
         if sent.extras:
             content[EXTRAS] = ArrayRecord({name: Array(vector.numpy()) for name, vector in sent.extras.items()})
@@ -156,40 +182,36 @@ class MethodStrategy(Strategy):
         options = self.options
         gathering = Gathering(options.outlier, options.max_outliers, options.clip_norm)
         told: dict[int, RecordDict] = {}
-        nodes = {asked.message_id: asked.dst_node_id for asked in self._asked if asked.message_id}
-        for node, message in self._ordered(replies, nodes):
-            self._take(node, message, gathering, told)
+        for message in self._ordered(replies):
+            self._take(self._asked.node(message), message, gathering, told)
             del message  # the next one is fetched while this would still be held
         gathering.finish()
+        cohort, sent = self._cohort, self._asked.sent
+        self._cohort, self._asked = {}, Asked()  # the next round may be another's: a subclass can pass one over
+        if not sent and not told and not gathering.left_out:
+            return None, None
         heard = set(told) | {one.place for one in gathering.left_out}
-        silent = [(node, place) for node, place in self._cohort.items() if place not in heard]
+        silent = [(node, place) for node, place in cohort.items() if place not in heard]
         gathering.left_out += [LeftOut(node, place, "did not answer in time") for node, place in silent]
-        unused = {one.place for one in gathering.left_out}
         facts = self._step(gathering)
         for one in gathering.left_out:
-            log.log(WARNING, "round %d: the reply of node %d is left out: it %s", server_round, one.node, one.reason)
+            log.log(WARNING, "round %d: the reply of node %d is left out: %s", server_round, one.node, one.reason)
         if gathering.left_out:
             self.left_out[server_round] = gathering.left_out
-        good = [told[place] for place in sorted(told) if place not in unused]
-        metrics = self.train_metrics_aggr_fn(good, self.weighted_by_key) if good else MetricRecord()
+        good = [told[place] for place in sorted(gathering.used)]
+        metrics = (self.train_metrics_aggr_fn(good, self.weighted_by_key) if good else None) or MetricRecord()
         if gathering.lost:
             self.lost[server_round] = gathering.lost
             log.log(WARNING, "round %d is lost: %s; the model stays as it was", server_round, gathering.lost)
         metrics.update(facts)
-        metrics.update(_counts(gathering, asked=len(self._cohort)))
+        metrics.update(_counts(gathering, asked=len(cohort)))
         return (None if gathering.lost else self.arrays()), metrics
 
-    def _ordered(self, replies: Iterable[Message], nodes: dict[str, int]) -> Iterator[tuple[int, Message]]:
-        """Replies and whose they are, in the cohort's order: our loop streams them so, Flower's gives a list."""
-
-        def whose(message: Message) -> int:
-            # What the SuperLink says about a node that is gone comes from the SuperLink, in reply to our message.
-            return nodes.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
-
-        if isinstance(replies, Sequence):
-            replies = sorted(replies, key=lambda m: self._cohort.get(whose(m), len(self._cohort)))
-        for message in replies:
-            yield whose(message), message
+    def _ordered(self, replies: Iterable[Message]) -> Iterable[Message]:
+        """Replies in the cohort's order: our loop streams them so, Flower's gives a list."""
+        if not isinstance(replies, Sequence):
+            return replies
+        return sorted(replies, key=lambda message: self._cohort.get(self._asked.node(message), len(self._cohort)))
 
     def _take(self, node: int, message: Message, gathering: Gathering, told: dict[int, RecordDict]) -> None:
         assert self.wire is not None
@@ -239,19 +261,21 @@ class MethodStrategy(Strategy):
         config["server-round"] = server_round
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         chosen = self.nodes.evaluators(size, server_round)
-        return [Message(content=content, message_type=MessageType.EVALUATE, dst_node_id=node) for node in chosen]
+        messages = [Message(content=content, message_type=MessageType.EVALUATE, dst_node_id=node) for node in chosen]
+        self._asked = Asked(messages)
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The weighted mean of what clients measured, in a fixed order; unusable replies are named and left out."""
         good: dict[int, RecordDict] = {}
         for message in replies:
-            node = message.metadata.src_node_id
+            node = self._asked.node(message)
             try:
                 if message.has_error():
                     raise MisfitError(f"failed: {message.error.reason}")
                 checks.weight_of(message.content, self.weighted_by_key, most=self.options.max_examples)
             except MisfitError as error:
-                log.log(WARNING, "round %d: the evaluation of node %d is left out: it %s", server_round, node, error)
+                log.log(WARNING, "round %d: the evaluation of node %d is left out: %s", server_round, node, error)
                 continue
             good[node] = checks.metrics_of(message.content)
         ordered = [good[node] for node in sorted(good, key=self.nodes.number)]
