@@ -119,3 +119,7 @@ def test_hits_and_gains_judge_many_models_at_once():
 def test_accuracy_is_the_share_of_largest_entries_at_the_label():
     logits = torch.tensor([[[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]]])
     assert metrics.accuracy(logits, torch.tensor([1, 0])).tolist() == [1.0, 0.5]
+
+
+def test_a_model_that_ran_away_has_the_share_of_the_first_class() -> None:
+    assert metrics.accuracy(torch.full((4, 3), math.nan), torch.tensor([0, 0, 1, 2])).item() == 0.5

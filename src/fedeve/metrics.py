@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def accuracy(logits: Tensor, y: Tensor) -> Tensor:
-    """[...] top-1: the share of rows of `logits` [..., n, C] whose largest entry is at `y` [n]."""
+    """[...] top-1: the share of rows of `logits` [..., n, C] whose largest entry is at `y` [n].
+
+    A row of NaN counts as class 0, as everywhere in PyTorch: a model that ran away has that class's share.
+    """
     return (logits.argmax(-1) == y).double().mean(-1)
 
 
