@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import resource
 import select
 import signal
@@ -134,9 +135,47 @@ def test_command_line_mistakes_are_one_line_too(config: Path) -> None:
     assert_refused(fedeve("demo", "--rounds", "0"), "--rounds")
 
 
-def test_debug_shows_the_traceback(config: Path, tmp_path: Path) -> None:
-    done = fedeve("--debug", "run", config, "--out", tmp_path, "--set", "rounds=x")
-    assert done.returncode == 1 and "Traceback" in done.stderr and "FedeveError" in done.stderr
+def test_debug_shows_the_traceback_wherever_it_stands(config: Path, tmp_path: Path) -> None:
+    command = ["run", config, "--out", tmp_path, "--set", "rounds=x"]
+    for arguments in (["--debug", *command], [*command, "--debug"]):
+        done = fedeve(*arguments)
+        assert done.returncode == 1 and "Traceback" in done.stderr and "FedeveError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--engine", "foo"), "unknown engine"),
+        (("--device", "tpu"), "this device cannot be used"),
+        (("--precision", "fp8"), "unknown precision"),
+        (("--set", "cohort=1000"), "cohort is larger"),
+        (("--set", "model=lenet5"), "wants images"),
+        (("--width", "1000000000"), "--width"),
+        (("--threads", "100000"), "--threads"),
+        (("--checkpoint-every", "nan"), "nan is not a number"),
+    ],
+)
+def test_a_refused_run_leaves_nothing_behind(
+    config: Path, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    assert_refused(in_process("run", config, "--out", tmp_path / "new" / "out", *options), words)
+    assert list(tmp_path.iterdir()) == [config]
+
+
+def test_lanes_that_the_machine_has_no_room_for_are_refused_in_one_line(config: Path, tmp_path: Path) -> None:
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+    done = fedeve("run", config, "--out", tmp_path / "out", "--width", 100, preexec_fn=few_files)
+    assert_refused(done, "no room for so many lanes", "100", "set a smaller width")
+
+
+def test_an_empty_configuration_and_an_empty_folder_name_are_refused(config: Path, tmp_path: Path) -> None:
+    for out in (("--out", ""), ("--out=",)):
+        assert_refused(in_process("run", config, *out), "--out has no folder")
+    (tmp_path / "empty.toml").write_text("# nothing\n")
+    assert_refused(in_process("run", tmp_path / "empty.toml", "--out", tmp_path / "out"), "says nothing", "empty.toml")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_output_folder_that_cannot_be_made_is_refused(config: Path, tmp_path: Path) -> None:
@@ -209,6 +248,50 @@ def test_ctrl_c_stops_at_once_and_says_how_to_go_on(config: Path, tmp_path: Path
     assert (out / "checkpoint.safetensors").exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_it_prepares_a_run_says_so_in_one_line_and_leaves_nothing(
+    config: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    many = ("--set", 'data={name="glyphs",num_writers=3000,num_images=600000}')
+    command = [sys.executable, "-m", "fedeve", "run", str(config), "--out", str(tmp_path / "new" / "out"), *many]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline().startswith("Preparing glyphs")
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130 and errors == "fedeve: stopped\n"
+    assert list(tmp_path.iterdir()) == [config]
+
+
+@pytest.mark.parametrize("command", ["run", "report", "pack"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_it_imports_says_so_in_one_line(tmp_path: Path, command: str, number: signal.Signals) -> None:
+    """A real signal, sent when a command begins to import what it needs."""
+    code = (
+        "import os, sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        name in ('torch', 'fedeve.record') and os.kill(os.getpid(), {int(number)})\n"
+        f"sys.argv = ['fedeve', '{command}', '{tmp_path}', '--out', '{tmp_path / 'out.html'}']\n"
+        "from fedeve.cli import main\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "fedeve: stopped\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_who_goes_away_ends_a_run_without_a_word(config: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedeve", "run", str(config), "--out", str(tmp_path / "out"), "--rounds", "5000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(timeout=60)) == ("", 141)
+    process.stderr.close()
+    assert (tmp_path / "out" / "checkpoint.safetensors").exists()
+
+
 def test_a_terminal_gets_one_live_line(config: Path, tmp_path: Path) -> None:
     """In a real pseudo-terminal the rounds are drawn over each other instead of listed."""
     master, slave = pty.openpty()
@@ -266,10 +349,43 @@ def test_every_help_text_ends_in_an_example(command: tuple[str, ...]) -> None:
         assert f"Example: fedeve {' '.join(command)}" in done.stdout
 
 
-def test_a_command_that_there_is_not_is_guessed_once() -> None:
+def test_a_command_that_there_is_not_is_guessed_once_and_the_right_help_is_named() -> None:
     said = in_process("paper", "tabel1").stderr
-    assert said.count("Did you mean") == 1 and "'table1'" in said and said.endswith("See 'fedeve --help'.\n")
-    assert in_process("run", "--outt", "x").stderr.count("--out") >= 1
+    assert said.count("Did you mean") == 1 and "'table1'" in said and said.endswith("See 'fedeve paper --help'.\n")
+    said = in_process("repotr").stderr
+    assert said == "fedeve: No such command 'repotr'. Did you mean 'report'? See 'fedeve --help'.\n"
+    said = in_process("run", "--outt", "x").stderr
+    assert said.count("Did you mean") == 1 and "'--out'" in said and said.endswith("See 'fedeve run --help'.\n")
+
+
+@pytest.mark.parametrize("group", [(), ("paper",), ("data",), ("drift",)])
+def test_a_group_without_a_command_prints_its_help_on_stdout(group: tuple[str, ...]) -> None:
+    done = in_process(*group)
+    assert done.stdout.startswith(f"Usage: {' '.join(['fedeve', *group])} ") and done.stderr == ""
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("run",), "A TOML file, or a preset"),
+        (("resume",), "The folder of an unfinished run"),
+        (("sweep",), "What to vary"),
+        (("report",), "Folders with records"),
+        (("pack",), "Sweeps, or folders with sweeps"),
+        (("drift", "inspect"), "A data set's name"),
+        (("data", "get"), "A data set."),
+    ],
+)
+def test_help_says_what_an_argument_is(command: tuple[str, ...], words: str) -> None:
+    assert in_process(*command, "--help").stdout.count(words) == 1
+
+
+def test_what_the_readme_shows_of_runs_is_so() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert all("--out" in line for line in re.findall(r"fedeve run [^`\n]*", readme))
+    command, answer = re.findall(r"^\$ fedeve (.*)\n(fedeve: .*\n)", readme, re.M)[0]
+    assert in_process(*command.split()).stderr == answer
 
 
 def test_help_does_not_wait_for_pytorch() -> None:

@@ -5,17 +5,17 @@ An error is one line on stderr and exit code 2; `--debug` shows where it came fr
 
 from __future__ import annotations
 
+import itertools
 import json
-import signal
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
+import typer.main
 
 from . import __version__
 from .drift import paper_figures
@@ -24,10 +24,8 @@ from .errors import FedeveError
 from .experiments.pack_commands import pack
 from .experiments.paper_commands import paper_app
 from .experiments.sweep_commands import sweep
+from .options import MOST_LANES, MOST_THREADS, Argument, a_number, ending_at_once, stoppable
 from .report.commands import report
-
-if TYPE_CHECKING:
-    from .record import Record
 
 app = typer.Typer(
     name="fedeve",
@@ -58,14 +56,23 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Root = Annotated[
     str | None, typer.Option(help="Folder of the data files; FEDEVE_DATA or ~/.cache/fedeve/data unless set.")
 ]
-Threads = Annotated[int, typer.Option(help="CPU threads; the last bits of the numbers may depend on it.", min=1)]
+Threads = Annotated[
+    int, typer.Option(help="CPU threads; the last bits of the numbers may depend on it.", min=1, max=MOST_THREADS)
+]
 Width = Annotated[
     int | None,
-    typer.Option(help="Lanes: clients that train at once. Chosen from cohort, model and memory unless set.", min=1),
+    typer.Option(
+        help="Lanes: clients that train at once. Chosen from cohort, model and memory unless set.",
+        min=1,
+        max=MOST_LANES,
+    ),
 ]
 Precision = Annotated[str, typer.Option(help="float32; tf32 or bf16: faster on a GPU, fewer bits of the factors.")]
 ShowProfile = Annotated[bool, typer.Option("--profile", help="Say where the time went and how full the lanes were.")]
-Every = Annotated[float, typer.Option(help="Seconds between checkpoints; 0 writes one after every round.", min=0)]
+Every = Annotated[
+    float,
+    typer.Option(help="Seconds between checkpoints; 0 writes one after every round.", min=0, callback=a_number),
+]
 
 
 def _version(value: bool) -> None:
@@ -95,12 +102,13 @@ def demo(
     Example: fedeve demo --out demo
     """
     from .experiments import demo, demo_page, watching
+    from .lock import refuse_unwritable
     from .seeds import SEEDS
 
-    _writable(out)
+    refuse_unwritable(out)
     if not as_json:
         print("Making 300 clients' data ...", flush=True)
-    with _stoppable():
+    with stoppable():
         chosen = demo.runs(rounds=rounds, seeds=SEEDS[:seeds])
         if not as_json:
             print(demo.describe(chosen[0][1]) + "\n", flush=True)
@@ -150,7 +158,10 @@ def run(
 
     short = {"seed": seed, "rounds": rounds, "data.root": root}
     changes = [*(assignments or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
-    table = configs.override(configs.read(config), changes)
+    table = configs.read(config)
+    if not table:
+        raise FedeveError("the configuration says nothing", got=config, do="write some of its keys; examples/ has some")
+    table = configs.override(table, changes)
     options = {"engine": engine, "device": device, "threads": threads, "checkpoint_every": checkpoint_every}
     options |= {"width": width, "precision": precision}
     _play(table, out, resume=False, as_json=as_json, show_profile=profile, **options)
@@ -241,7 +252,7 @@ def get_data(
     """
     from .data import commands
 
-    with _stoppable(), commands.watching(as_json=as_json) as progress:
+    with stoppable(), commands.watching(as_json=as_json) as progress:
         report = commands.get(name, root=root, progress=progress)
     print(json.dumps(report) if as_json else "\n".join(commands.get_lines(report)))
 
@@ -258,7 +269,7 @@ def check_data(
 
     if not as_json:
         print(f"Checking {name} ...", flush=True)
-    with _stoppable():
+    with stoppable():
         report = commands.check(name, root=root)
     print(json.dumps(report) if as_json else "\n".join(commands.check_lines(report)))
 
@@ -274,51 +285,38 @@ def cite() -> None:
 
 # The common base of typer's errors; it is click's or typer's own, by version.
 _COMMAND_LINE_ERROR: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+_UNREAD = 141  # as of who is killed by SIGPIPE
 
 
 def _play(table: dict[str, Any], out: Path, *, as_json: bool, resume: bool, show_profile: bool, **options: Any) -> None:
     """Check a configuration, prepare its data, simulate it into a folder; `options` are those of `simulate`."""
-    from .engines.loop import simulate
+    from .engines.loop import check_precision, choose_engine, simulate
     from .engines.profile import Profile
     from .experiments import config as configs
-    from .experiments.watching import watching
+    from .experiments.watching import end_lines, watching
+    from .lock import refuse_unwritable
+    from .run import choose_device
     from .store import refuse_occupied
 
     plan = configs.check(table)
+    choose_engine(options["engine"])
+    check_precision(options["precision"], choose_device(options["device"]))
     if not resume:
         refuse_occupied(out)
-        _writable(out)
+        refuse_unwritable(out)
     if not as_json:
         print(f"Preparing {plan.dataset.name} ...", flush=True)
     chosen = plan.build()
     profile = Profile() if show_profile else None
-    with _stoppable(), watching(as_json=as_json) as watch:
+    with stoppable(), watching(as_json=as_json) as watch:
         record = simulate(chosen, out=out, resume=resume, watch=watch, profile=profile, **options)
     if profile is not None:
         print(json.dumps({"profile": profile.describe()}) if as_json else "\n".join(profile.lines()))
-    _print_end(record, out, as_json)
-
-
-def _print_end(record: Record, out: Path, as_json: bool) -> None:
-    finals = {name: record.final(name) for name in record.metrics}
     if as_json:
+        finals = {name: record.final(name) for name in record.metrics}
         print(json.dumps({"done": True, "out": str(out), "final": finals}))
-        return
-    for name, value in finals.items():
-        last = record.metric(name)[-1]
-        print(f"{name} {last:.4f} after the last round, {value:.4f} over the evaluations of the last 100 rounds")
-    if record.lost:
-        print(f"{len(record.lost)} rounds were lost, since nobody answered: {_few(record.lost)}")
-    if record.left_out:
-        clients = sorted({client for part in record.left_out.values() for client in part})
-        print(
-            f"updates that were not finite were left out in {len(record.left_out)} rounds, of clients {_few(clients)}"
-        )
-    print(f"record: {out / 'record.jsonl'}")
-
-
-def _few(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
+    else:
+        print("\n".join(end_lines(record, out)))
 
 
 def _print_table(head: list[str], body: list[list[str]]) -> None:
@@ -334,43 +332,51 @@ def _print_table(head: list[str], body: list[list[str]]) -> None:
     Console().print(table)
 
 
-def _writable(out: Path) -> None:
-    """Find out now, not after minutes of work, that a folder cannot be written."""
-    from .record import cannot_write
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".probe"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise cannot_write(out, error) from error
-
-
 def main() -> None:
-    """Entry point: errors become one line and exit code 2."""
+    """Entry point: errors become one line and exit code 2, and what is stopped ends with one line and 130."""
     typer.core.HAS_RICH = False  # which escapes the brackets of a help text, \[required], even where nothing is rich
+    typer.main.TyperArgument = Argument  # type: ignore[attr-defined]
+    code = _UNREAD
+    with ending_at_once():
+        try:
+            code = _call([argument for argument in sys.argv[1:] if argument != "--debug"])
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        sys.exit(code)
+
+
+def _call(arguments: list[str]) -> int:
+    """What the commands give back as exit code, with their errors told."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        _refuse_no_folder(arguments)
+        return app(arguments, prog_name="fedeve", standalone_mode=False) or 0
     except FedeveError as error:
         if "--debug" in sys.argv:
             raise
         print(f"fedeve: {error}", file=sys.stderr)
-        sys.exit(2)
     except _COMMAND_LINE_ERROR as error:
-        words, _, _ = error.format_message().partition(" (Did you mean")
-        if "Did you mean" not in words:  # Typer has guessed what was meant, then Click guesses once more
-            words = error.format_message()
-        print(f"fedeve: {words} See 'fedeve --help'.", file=sys.stderr)
-        sys.exit(2)
+        _tell_usage(error)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # which Typer takes for an error
+            raise end.__context__ from None
+        raise
+    return 2
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Ctrl-C says how to go on and ends with exit code 130; a polite kill does the same."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        print(f"fedeve: {str(stop) or 'stopped'}", file=sys.stderr)
-        raise typer.Exit(130) from None
+def _refuse_no_folder(arguments: list[str]) -> None:
+    """An empty --out, as of a shell's variable that was never set, would be the current folder."""
+    if "--out=" in arguments or ("--out", "") in itertools.pairwise(arguments):
+        raise FedeveError("--out has no folder", got="", do="name one; . is the current folder")
+
+
+def _tell_usage(error: Any) -> None:
+    """Print a mistake on the command line in one line, or the help of a group that was given no command."""
+    context: Any = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(context.get_help())
+        return
+    words, *guesses = error.format_message().split("Did you mean")
+    guess = f"Did you mean{guesses[0].split('?')[0]}? " if guesses else ""  # Typer guesses, then Click once more
+    where = context.command_path if context else "fedeve"
+    print(f"fedeve: {words.rstrip(' (')} {guess}See '{where} --help'.", file=sys.stderr)

@@ -230,15 +230,15 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def _dump(value: dict[str, Any]) -> str:
-    return json.dumps(_finite(value), allow_nan=False) + "\n"
+    return json.dumps(finite(value), allow_nan=False) + "\n"
 
 
-def _finite(value: Any) -> Any:
-    # JSON has no NaN or infinity: they are written as null and read back as NaN.
+def finite(value: Any) -> Any:
+    """A value as JSON can hold it, which has no NaN or infinity: they are null, and read back as NaN."""
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

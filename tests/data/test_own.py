@@ -105,6 +105,9 @@ GOOD = {"x": np.zeros((2, 3)), "y": np.array([0, 1])}
         ({"x": GOOD["x"], "y": np.array([0, -1])}, "class numbers: got the label -1"),
         ({"x": np.array(["a", "b"]), "y": GOOD["y"]}, "x of b.npz must hold numbers"),
         ({"x": np.float64(1.0), "y": GOOD["y"]}, "must hold rows"),
+        ({"x": np.array([[0, 0, 0], [0, np.nan, 0]]), "y": GOOD["y"]}, "x of b.npz is not finite in row 1: got nan"),
+        ({"x": np.array([[-np.inf, 0, 0], [0, 0, 0]]), "y": GOOD["y"]}, "x of b.npz is not finite in row 0: got -inf"),
+        ({"x": GOOD["x"], "y": np.array([0, 2 * 10**9])}, "y of b.npz must count its classes from 0.*2000000000"),
     ],
 )
 def test_a_bad_client_file_is_refused_by_name(tmp_path, arrays, words):
@@ -275,6 +278,8 @@ class Endless(IterableDataset):
         ([(np.zeros(2), 0.5)], [0], "the label of item 0 of dataset is no class number: got 0.5"),
         ([(np.zeros(2), "cat")], [0], "is no class number"),
         ([(np.zeros(2), -1)], [0], "the label -1"),
+        ([(np.zeros(2), 10**9)], [0], "must count its classes from 0"),
+        ([(np.zeros(2), 0), (np.array([1, np.inf]), 0)], [0, 0], "x of dataset is not finite in row 1: got inf"),
         ([(np.zeros(2), 0)], [None], "client ids must be plain"),
         ([(np.zeros(2), 0)], [[1, 2]], "client ids must be plain"),
         ([({"a": 1}, 0)], [0], "must hold numbers"),

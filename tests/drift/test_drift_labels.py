@@ -99,3 +99,11 @@ def test_one_client_one_class_and_the_largest_cohort_work_and_nobody_is_refused(
     for ask in (labels.inspect, labels.shares):
         with pytest.raises(FedeveError, match="nobody has data"):
             ask(dealt([np.empty(0, np.int64)]))
+
+
+def test_many_classes_are_counted_in_pieces_that_fit_into_memory() -> None:
+    many = 200_000
+    data = dealt([np.array([k]) for k in range(300)], np.arange(300), many)
+    blocks = [(first, block.shape, int(block.sum())) for first, block in labels._blocks(data)]
+    assert all(rows * classes <= 2**23 for _, (rows, classes), _ in blocks)
+    assert [first for first, _, _ in blocks] == list(range(0, 300, 41)) and sum(each for *_, each in blocks) == 300

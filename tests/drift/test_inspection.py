@@ -70,15 +70,56 @@ def test_inspect_reads_folders_configurations_presets_and_runs(fedeve: Any, tmp_
         ("who,label\na,1\n", "lacks client"),
         ("client,label\n", "holds no examples"),
         ("client,label,count\na,1,many\n", "line 2 of .* is not a number of examples"),
+        ("client,label,count\na,1,99999999999999999999\n", "line 2 of .* is not a number of examples"),
+        ("client,label,count\na,1,²\n", "line 2 of .* is not a number of examples"),
+        ("client,label,count\na,1,60000000\nb,1,60000000\n", "more examples than can be looked at: got 120,000,000"),
+        ("client,label\na,1\nb\n", "line 3 of .* has no label"),
+        ("client,label\na,1\nb, \n", "line 3 of .* has no label"),
+        ("client,label\n,1\n", "line 2 of .* has no client"),
+        ("client,label\nDoe, Jane,1\n", "line 2 of .* has more cells than line 1: got 1"),
     ],
 )
 def test_a_bad_table_is_refused(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(FedeveError, match=words):
         inspection.read_csv(path)
     with pytest.raises(FedeveError, match="cannot read this file"):
         inspection.read_csv(tmp_path / "none.csv")
+
+
+def test_a_table_of_a_spreadsheet_is_read_and_one_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("client,label\nMüller,1\nb,2\n", encoding="utf-8-sig")
+    assert inspection.read_csv(path).num_clients == 2
+    path.write_text("client,label\nMüller,1\n", encoding="latin-1")
+    with pytest.raises(FedeveError, match="is not text in UTF-8: got the byte 0xfc; save it as UTF-8"):
+        inspection.read_csv(path)
+
+
+def test_fewer_clients_than_the_usual_cohort_are_all_of_it_unless_one_is_asked_for(fedeve: Any, tmp_path: Path) -> None:
+    path = tmp_path / "few.csv"
+    path.write_text("client,label\na,1\nb,2\nc,1\n")
+    code, out, _ = fedeve("drift", "inspect", path, "--json")
+    assert code == 0 and json.loads(out)["cohort"] == 3
+    code, _, err = fedeve("drift", "inspect", path, "--cohort", 10)
+    assert code == 2 and "such a cohort cannot be drawn" in err
+
+
+def test_labels_that_are_no_class_numbers_are_refused_by_name_not_by_lack_of_memory(
+    fedeve: Any, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "ann.npz", x=np.zeros((3, 2), np.float32), y=np.array([0, 10**9, 2 * 10**9]))
+    code, _, err = fedeve("drift", "inspect", tmp_path)
+    assert code == 2 and "y of ann.npz must count its classes from 0: got the label 2000000000" in err
+
+
+def test_json_has_no_nan(fedeve: Any) -> None:
+    changes = ["--set", "partition=dirichlet", "--set", "num_clients=12", "--set", "model=linear"]
+    asked = ["--cohort", 3, "--cohorts", 1, "--tolerance", 0.3, "--json"]
+    code, out, _ = fedeve("drift", "measure", "digits", *changes, *asked)
+    assert code == 0 and "NaN" not in out
+    assert json.loads(out.splitlines()[-1])["client_drift"]["error"] is None  # one cohort has no spread
 
 
 def test_what_cannot_be_inspected_is_refused_in_one_line(fedeve: Any, tmp_path: Path) -> None:
@@ -108,5 +149,8 @@ def test_measure_gives_both_drifts_and_stands_where_a_run_stands(fedeve: Any, tm
     assert "in every cohort: f counts by examples" in out
     code, out, _ = fedeve("drift", "measure", "digits", *changes, "--cohort", 3, "--cohorts", 0, "--average", "plain")
     assert code == 0 and "in every cohort" not in out
+    (tmp_path / "mine.csv").write_text("client,label\na,1\n")
+    code, _, err = fedeve("drift", "measure", tmp_path / "mine.csv")
+    assert code == 2 and "labels alone" in err and "drift inspect" in err
     code, _, err = fedeve("drift", "measure", tmp_path / "run", "--cohort", 99)
     assert code == 2 and "such a cohort cannot be drawn" in err

@@ -149,6 +149,27 @@ def test_a_damaged_record_is_named_and_the_others_are_packed(copy: Path, tmp_pat
     assert "7 finished, 1 not run; 7 added" in ended.stdout
 
 
+def test_one_sweep_that_cannot_be_packed_keeps_all_from_being_begun(done: Path, tmp_path: Path) -> None:
+    top, kept = tmp_path / "sweeps", tmp_path / "kept"
+    shutil.copytree(done, top / "a")
+    (top / "b").mkdir()
+    (top / "b" / "sweep.json").write_text("{")
+    with pytest.raises(FedeveError, match=r"b/sweep\.json is damaged"):
+        pack([top], kept)
+    (kept / "b").mkdir(parents=True)
+    (kept / "b" / "sweep.json").write_text(json.dumps(part("a1")))
+    (top / "b" / "sweep.json").write_text(json.dumps(part("a1", title="U")))
+    with pytest.raises(FedeveError, match="holds another sweep"):
+        pack([top], kept)
+    assert not (kept / "a").exists()
+
+
+def test_packing_tells_how_far_it_is(done: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    pack([done], tmp_path, watch=lambda count, total: told.append((count, total)))
+    assert told == [(count, 8) for count in range(1, 9)]
+
+
 def part(*runs: str, title: str = "T", **more: Any) -> dict[str, Any]:
     listed = [{"folder": f"runs/{run}", "row": run[0], "column": "c", "seed": 1} for run in runs]
     return {"format": 1, "title": title, "engine": "lanes", "runs": listed, **more}

@@ -196,14 +196,6 @@ def test_a_run_that_raises_is_listed_and_the_others_go_on(
     assert_same_runs(out, tmp_path / "whole")
 
 
-def test_a_run_that_cannot_be_made_fails_before_the_first_round_and_alone(tmp_path: Path) -> None:
-    missing = f"data = {{ name = 'mnist', root = '{tmp_path}' }}"
-    config = write(tmp_path, SWEEP + f"[[points]]\ncohort = 21\n[[points]]\n{missing}\n")
-    ended = fedeve("sweep", config, "--out", tmp_path / "out", *SHORT)
-    assert ended.returncode == 1 and "8 finished, 4 failed" in ended.stdout
-    assert "the cohort is larger than the" in ended.stdout and "fedeve data get mnist" in ended.stdout
-
-
 def test_a_damaged_line_is_named_and_nothing_is_lost(copy: Path) -> None:
     name = sorted(records(copy))[3]
     path = copy / "runs" / name / "record.jsonl"
@@ -252,13 +244,6 @@ def test_a_folder_of_another_sweep_is_refused(copy: Path) -> None:
     refused = fedeve("sweep", write(copy.parent), "--out", copy, *SHORT)
     assert refused.returncode == 2 and "sweep.json is damaged" in refused.stderr
     assert times(copy) == before
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis.tex").write_text("x")
-    refused = fedeve("sweep", write(tmp_path), "--out", tmp_path / "home")
-    assert refused.returncode == 2 and "holds something else" in refused.stderr
 
 
 def test_a_dry_run_shows_and_writes_nothing(tmp_path: Path, copy: Path) -> None:

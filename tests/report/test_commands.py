@@ -91,6 +91,32 @@ def test_mistakes_are_refused_in_one_line(made: Path, tmp_path: Path) -> None:
     assert_refused(report(made, "--out", tmp_path / "file" / "r.html"), "cannot write")
 
 
+@pytest.mark.parametrize("kind", ["html", "csv", None])
+def test_a_page_is_never_written_over_what_it_is_made_of(sweep: Path, kind: str | None) -> None:
+    run = sweep / "runs/fedeve-0.3-192"
+    chosen = ["--format", kind] if kind else []
+    for path in (sweep / "sweep.json", run / "record.jsonl", run / "record.jsonl.gz", run / "timing.json"):
+        before = path.read_bytes() if path.exists() else None
+        refused = report(sweep, "--out", path, *chosen)
+        assert_refused(refused, "results would be lost" if kind else "")
+        assert (path.read_bytes() if path.exists() else None) == before
+
+
+def test_a_refused_page_leaves_no_folder(tmp_path: Path) -> None:
+    assert_refused(report(tmp_path, "--out", tmp_path / "new" / "r.html"), "nothing to show")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_that_is_there_is_a_success_whoever_listens(made: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedeve", "report", str(made), "--out", str(tmp_path / "r.csv")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(timeout=60)) == ("", 0)
+    process.stderr.close()
+    assert (tmp_path / "r.csv").exists()
+
+
 def test_without_plotly_the_page_says_what_to_install_and_exports_work(made: Path, tmp_path: Path) -> None:
     # A new process, since plotly may be imported here already.
     block = "import sys; sys.modules['plotly'] = None; sys.modules['plotly.offline'] = None; from fedeve import cli; "

@@ -25,6 +25,8 @@ from .datasets import Arrays, Dataset
 from .federated import FederatedData
 
 _SAVE = "write it with np.savez(path, x=inputs, y=labels)"
+_MOST_CLASSES = 1_000_000  # every class takes memory, whether there is an example of it or not
+_ROWS = 65_536  # that are looked at in one piece
 
 
 class Part(NamedTuple):
@@ -176,12 +178,32 @@ def _check_part(part: Part) -> None:
             got=Words(f"{part.y.dtype} {list(part.y.shape)}"),
             do="give one whole number per example, counting from 0",
         )
+    if len(part.y) and int(part.y.max()) >= _MOST_CLASSES:
+        raise FedeveError(
+            f"y of {part.name} must count its classes from 0",
+            got=Words(f"the label {part.y.max()}"),
+            do="number the labels of all clients anew: np.unique(labels, return_inverse=True)[1]",
+        )
     if part.x.dtype.kind not in "buif":
         raise FedeveError(
             f"x of {part.name} must hold numbers",
             got=Words(str(part.x.dtype)),
             do="give bytes or floats, all rows of one shape",
         )
+    _refuse_not_finite(part)
+
+
+def _refuse_not_finite(part: Part) -> None:
+    """A NaN makes every update of its client NaN, which is then left out, round after round."""
+    if part.x.dtype.kind != "f":
+        return
+    for first in range(0, len(part.x), _ROWS):
+        some = part.x[first : first + _ROWS]
+        if not (whole := np.isfinite(some)).all():
+            row = int(np.flatnonzero(~whole.reshape(len(some), -1).all(1))[0])
+            bad = some[row][~whole[row]].flat[0]
+            do = "mend or leave out that row, counting from 0"
+            raise FedeveError(f"x of {part.name} is not finite in row {first + row}", got=Words(str(bad)), do=do)
 
 
 def _load(path: Path) -> Any:

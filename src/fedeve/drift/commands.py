@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ..experiments.sweep_commands import Options
-from ..options import with_options
+from ..options import a_number, stoppable, with_options
 from ..seeds import SEEDS
 
 drift_app = typer.Typer(
@@ -102,9 +102,9 @@ def figures(
 
 def make(names: list[str], out: Path, options: FigureOptions) -> None:
     """Make these figures and say so; what `fedeve drift figures` and `fedeve paper NAME` share."""
-    from ..cli import _stoppable, _writable
     from ..errors import unknown
     from ..experiments import sweep_commands
+    from ..lock import refuse_unwritable
     from . import figures, grids, lab
 
     for name in names:
@@ -124,14 +124,11 @@ def make(names: list[str], out: Path, options: FigureOptions) -> None:
                 else:
                     place.tell(f"{name}: no runs")
             return
-    _writable(out)
-    with _stoppable():
-        try:
-            entries = figures.make(place, names)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("stopped; the same command goes on where it was") from None
+    refuse_unwritable(out)
+    with stoppable("stopped; the same command goes on where it was"):
+        entries = figures.make(place, names)
     if options.as_json:
-        print(json.dumps({"done": True, "out": str(out), "figures": entries}))
+        print(_json({"done": True, "out": str(out), "figures": entries}))
         return
     for entry in entries:
         print(f"\n{entry['title']}: {out / entry['svg']}\n  {entry['reading']}")
@@ -147,7 +144,7 @@ def _teller(as_json: bool) -> Callable[[str], None]:
 @drift_app.command()
 def inspect(
     target: Target,
-    cohort: Annotated[int, typer.Option(help="Clients a round.", min=1)] = 10,
+    cohort: Annotated[int | None, typer.Option(help="Clients a round; 10, or all if there are fewer.", min=1)] = None,
     changes: Changes = None,
     root: Root = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the picture as SVG, PNG and CSV.")] = None,
@@ -157,19 +154,19 @@ def inspect(
 
     Example: fedeve drift inspect digits --set partition=dirichlet --set alpha=0.1 --cohort 10
     """
-    from ..cli import _stoppable, _writable
+    from ..lock import refuse_unwritable
     from . import inspection, labels, style
 
     if out is not None:
-        _writable(out)
+        refuse_unwritable(out)
     if not as_json:
         print(f"Looking at {target} ...", flush=True)
-    with _stoppable():
+    with stoppable():
         data = inspection.federation_of(target, changes=changes or (), root=root)
-        picture = labels.inspect(data, cohort=cohort)
+        picture = labels.inspect(data, cohort=cohort or max(1, min(10, len(data.with_data))))
         saved = None if out is None else style.save(inspection.drawing(data, picture), out)
     if as_json:
-        print(json.dumps(picture.as_dict()))
+        print(_json(picture.as_dict()))
         return
     print("\n".join(inspection.lines(picture)))
     if saved is not None and out is not None:
@@ -186,7 +183,9 @@ def measure(
     cohorts: Annotated[
         int, typer.Option(help="Cohorts for client drift, each of which trains models; 0 leaves it out.", min=0)
     ] = 3,
-    tolerance: Annotated[float, typer.Option(help="A model is trained until its gradient is this share.")] = 0.01,
+    tolerance: Annotated[
+        float, typer.Option(help="A model is trained until its gradient is this share.", callback=a_number)
+    ] = 0.01,
     max_steps: Annotated[int, typer.Option(help="Steps at most in such a training.", min=1)] = 200,
     max_clients: Annotated[
         int | None, typer.Option(help="Look at so many clients, drawn at random, instead of all.", min=2)
@@ -199,12 +198,17 @@ def measure(
 
     Example: fedeve drift measure digits --set partition=dirichlet --set model=linear --cohort 10
     """
-    from ..cli import _stoppable
     from . import definition
 
-    with _stoppable():
+    with stoppable():
         report = definition.measure(
             target, cohort=cohort, average=average, cohorts=cohorts, tolerance=tolerance, max_steps=max_steps,
             max_clients=max_clients, changes=changes or (), root=root, tell=_teller(as_json),
         )  # fmt: skip
-    print(json.dumps(report) if as_json else "\n".join(definition.lines(report)))
+    print(_json(report) if as_json else "\n".join(definition.lines(report)))
+
+
+def _json(value: Any) -> str:
+    from ..record import finite
+
+    return json.dumps(finite(value), allow_nan=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from .labels import Picture
 from .style import COLOURS, Drawing
 
 _SHOWN = 60  # clients whose label mix is drawn
+_MOST_EXAMPLES = 100_000_000  # in a table of counts, each of which takes some bytes
+_DIGITS = 18  # of a count, which no machine has memory for
 
 
 def table_of(target: str, *, changes: Sequence[str] = (), root: str | None = None) -> dict[str, Any]:
@@ -29,6 +31,9 @@ def table_of(target: str, *, changes: Sequence[str] = (), root: str | None = Non
     Changes are as for `fedeve run --set`; for a data set's name `alpha=0.1` is short for `data.alpha=0.1`.
     """
     path = Path(target)
+    if path.suffix == ".csv":
+        do = f"look at it with 'fedeve drift inspect {target}'"
+        raise FedeveError("a .csv has labels alone, and nothing to train on", got=target, do=do)
     if (path / RECORD).exists():
         table = recorded_header(path)["config"]
     elif path.suffix in (".toml", ".json") or target.startswith("paper/"):
@@ -60,22 +65,16 @@ def read_csv(path: Path) -> FederatedData:
     owners: list[str] = []
     names: list[str] = []
     repeats: list[int] = []
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = {"client", "label"} - set(reader.fieldnames or ())
-            if missing:
-                found = Words(f"columns {', '.join(reader.fieldnames or ()) or 'none'}")
-                raise FedeveError(f"{path} lacks {' and '.join(sorted(missing))}", got=found, do="name them in line 1")
-            for number, row in enumerate(reader, start=2):
-                owners.append(row["client"])
-                names.append(row["label"])
-                repeats.append(_count(row.get("count"), f"line {number} of {path}"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text in UTF-8"
-        raise FedeveError("cannot read this file", got=Words(f"{path}: {reason}"), do="check the path") from error
-    if not sum(repeats):
+    for owner, name, repeat in _lines_of(path):
+        owners.append(owner)
+        names.append(name)
+        repeats.append(repeat)
+    total = sum(repeats)
+    if not total:
         raise FedeveError(f"{path} holds no examples", got=len(repeats), do="write a line per example")
+    if total > _MOST_EXAMPLES:
+        do = f"keep the counts below {_MOST_EXAMPLES:,} in all, for example by dividing them all"
+        raise FedeveError(f"{path} counts more examples than can be looked at", got=Words(f"{total:,}"), do=do)
     classes, y = np.unique(names, return_inverse=True)
     times = np.array(repeats)
     everybody, who = np.unique(owners, return_inverse=True)  # also those whose counts are all zero
@@ -88,10 +87,41 @@ def read_csv(path: Path) -> FederatedData:
     )
 
 
+def _lines_of(path: Path) -> Iterator[tuple[str, str, int]]:
+    """Client, label and count of every line; the first that is not so is refused with its number."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin with a mark of the encoding
+            reader = csv.DictReader(file)
+            missing = {"client", "label"} - set(reader.fieldnames or ())
+            if missing:
+                found = Words(f"columns {', '.join(reader.fieldnames or ()) or 'none'}")
+                raise FedeveError(f"{path} lacks {' and '.join(sorted(missing))}", got=found, do="name them in line 1")
+            for row in reader:
+                where = f"line {reader.line_num} of {path}"
+                yield _cell(row, "client", where), _cell(row, "label", where), _count(row.get("count"), where)
+    except OSError as error:
+        raise FedeveError("cannot read this file", got=Words(f"{path}: {error.strerror}"), do="check it") from error
+    except UnicodeDecodeError as error:
+        found = Words(f"the byte {error.object[error.start]:#04x}")
+        raise FedeveError(f"{path} is not text in UTF-8", got=found, do="save it as UTF-8") from error
+    except csv.Error as error:
+        raise FedeveError(f"{path} is not a table", got=Words(str(error)), do="save it as CSV") from error
+
+
+def _cell(row: dict[str | None, Any], column: str, where: str) -> str:
+    text = row[column]
+    if None in row:
+        do = "put what has a comma in it into quotes"
+        raise FedeveError(f"{where} has more cells than line 1", got=Words(",".join(row[None])), do=do)
+    if text is None or not text.strip():
+        raise FedeveError(f"{where} has no {column}", got=text, do="write client and label into every line")
+    return str(text)
+
+
 def _count(text: str | None, where: str) -> int:
     if text is None or text == "":
         return 1
-    if not text.strip().isdigit():
+    if not text.strip().isdecimal() or len(text) > _DIGITS:
         raise FedeveError(f"the count in {where} is not a number of examples", got=text, do="write 0, 1, 2, ...")
     return int(text)
 

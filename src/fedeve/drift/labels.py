@@ -19,6 +19,7 @@ from ..errors import FedeveError
 from .cohorts import Estimate, Floats, check_size, cohort_distance, factor, halving
 
 _BLOCK = 32_768  # clients whose labels are counted at once
+_COUNTS = 2**23  # and numbers that are counted at once, where there are many classes
 
 
 def counts(data: FederatedData, clients: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
@@ -32,8 +33,9 @@ def counts(data: FederatedData, clients: NDArray[np.int64] | None = None) -> NDA
 def _blocks(data: FederatedData) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Label counts of some clients after another, so that a million clients need no more memory than thousands."""
     classes = data.num_classes
-    for first in range(0, data.num_clients, _BLOCK):
-        last = min(first + _BLOCK, data.num_clients)
+    some = max(1, min(_BLOCK, _COUNTS // max(classes, 1)))
+    for first in range(0, data.num_clients, some):
+        last = min(first + some, data.num_clients)
         rows = data.order[data.offsets[first] : data.offsets[last]]
         owners = np.repeat(np.arange(last - first), np.diff(data.offsets[first : last + 1]))
         flat = np.bincount(owners * classes + data.y[rows], minlength=(last - first) * classes)

@@ -40,14 +40,21 @@ class Workers:
         self._busy: dict[Connection, int] = {}
         self._pipes: list[Connection] = []
         self._children: list[int] = []
-        for lane in range(width):
-            ours, theirs = Pipe()
-            child = os.fork()
-            if child == 0:
-                _serve(theirs, train, self.start[lane], self.shift[lane], self.params[lane])
-            theirs.close()
-            self._pipes.append(ours)
-            self._children.append(child)
+        try:
+            for lane in range(width):
+                self._hire(train, lane)
+        except OSError as error:
+            self.close()
+            raise _too_many(width, error) from error
+
+    def _hire(self, train: Train, lane: int) -> None:
+        ours, theirs = Pipe()
+        child = os.fork()
+        if child == 0:
+            _serve(theirs, train, self.start[lane], self.shift[lane], self.params[lane])
+        theirs.close()
+        self._pipes.append(ours)
+        self._children.append(child)
 
     def seat(self, tasks: Sequence[Task]) -> None:
         """Begin these tasks in lanes that are free."""
@@ -137,7 +144,16 @@ def _alive(lane: int) -> Iterator[None]:
 def _shared(width: int, dim: int, dtype: torch.dtype) -> Tensor:
     """[width, dim] zeros that parent and children see alike."""
     size = max(1, width * dim) * dtype.itemsize
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype, count=width * dim).reshape(width, dim)
+    try:
+        memory = mmap.mmap(-1, size)
+    except (OSError, OverflowError) as error:
+        raise _too_many(width, error) from error
+    return torch.frombuffer(memory, dtype=dtype, count=width * dim).reshape(width, dim)
+
+
+def _too_many(width: int, error: Exception) -> FedeveError:
+    reason = Words(f"{width} lanes, each a process: {getattr(error, 'strerror', None) or error}")
+    return FedeveError("this machine has no room for so many lanes", got=reason, do="set a smaller width")
 
 
 def _serve(pipe: Connection, train: Train, start: Tensor, shift: Tensor, params: Tensor) -> None:

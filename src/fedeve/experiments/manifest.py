@@ -29,7 +29,8 @@ def read_manifest(out: Path) -> Manifest:
     except (ValueError, KeyError, TypeError):
         whole = False
     if not whole or not isinstance(found.get("title"), str):
-        raise FedeveError(f"{path} is damaged", got=Words("no sweep of format 1"), do="restore it, or remove it")
+        do = "restore it, or remove it and run the sweep again"
+        raise FedeveError(f"{path} is damaged", got=Words("no sweep of format 1"), do=do)
     return dict(found)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..errors import FedeveError, Words
 from ..lock import locked
 from ..record import PACKED, Record, cannot_write, recorded, write_atomically
 from ..report.results import check
-from .manifest import FAILED, SWEEP, TIMING, merged, read_manifest, write_manifest
+from .manifest import FAILED, SWEEP, TIMING, Manifest, merged, read_manifest, write_manifest
 
 DIGITS = 5
 STATES = ("finished", "unfinished", "failed", "not run")
@@ -40,8 +41,11 @@ class Packing:
     num_bytes: int = 0
 
 
-def pack(folders: Sequence[Path], out: Path) -> list[Packing]:
-    """Copy every sweep at or below the folders to `out`/NAME, NAME being its place below, or its folder's own name."""
+def pack(folders: Sequence[Path], out: Path, *, watch: Callable[[int, int], None] | None = None) -> list[Packing]:
+    """Copy every sweep at or below the folders to `out`/NAME, NAME being its place below, or its folder's own name.
+
+    `watch` is told, run by run, how many were packed and how many there are.
+    """
     sweeps = [(path, out / name) for top in folders for path, name in _find(top, out)]
     for path, target in sweeps:
         if path.resolve() == target.resolve():
@@ -49,7 +53,14 @@ def pack(folders: Sequence[Path], out: Path) -> list[Packing]:
     if not sweeps:
         what = Words(", ".join(map(str, folders)))
         raise FedeveError("there is no sweep to pack", got=what, do=f"give folders with a {SWEEP} somewhere below")
-    return [_pack(path, target) for path, target in sweeps]
+    manifests = _all_manifests(sweeps)
+    total, count = sum(len(manifest["runs"]) for manifest in manifests), itertools.count(1)
+
+    def told() -> None:
+        if watch is not None:
+            watch(next(count), total)
+
+    return [_pack(path, target, told) for path, target in sweeps]
 
 
 def packed(record: Record, *, last: int) -> Record:
@@ -94,7 +105,22 @@ def _find(top: Path, out: Path) -> Iterator[tuple[Path, Path]]:
             yield folder, Path(top.resolve().name) if folder == top else folder.relative_to(top)
 
 
-def _pack(source: Path, target: Path) -> Packing:
+def _all_manifests(sweeps: Sequence[tuple[Path, Path]]) -> list[Manifest]:
+    """What all sweeps will say of themselves, read before anything is written, since one of them may be refused."""
+    planned: dict[Path, Manifest] = {}
+    result = []
+    for source, target in sweeps:
+        manifest, before = read_manifest(source), planned.get(target)
+        if before is None and (target / SWEEP).exists():
+            before = read_manifest(target)
+        planned[target] = manifest if before is None else merged(before, manifest, out=target)
+        for run in planned[target]["runs"]:
+            _inside(run["folder"])
+        result.append(planned[target])
+    return result
+
+
+def _pack(source: Path, target: Path, told: Callable[[], None]) -> Packing:
     manifest, result = read_manifest(source), Packing(target)
     manifest.pop("widths", None)  # of runs to go on with, of which no checkpoint is packed; further ones plan their own
     with locked(target):
@@ -105,6 +131,7 @@ def _pack(source: Path, target: Path) -> Packing:
             write_manifest(target, manifest)
         for run in manifest["runs"]:
             _pack_run(source / _inside(run["folder"]), target / run["folder"], int(manifest.get("last", 100)), result)
+            told()
     result.num_bytes = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     return result
 

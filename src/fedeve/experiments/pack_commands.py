@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from ..options import stoppable
+
 
 def pack(
     folders: Annotated[list[Path], typer.Argument(help="Sweeps, or folders with sweeps somewhere below.")],
@@ -22,10 +24,13 @@ def pack(
 
     Example: fedeve pack paper/table1 paper/table2 --out results
     """
+    from ..report.commands import telling
     from . import pack as packs
 
     problems: list[str] = []
-    for done in packs.pack(folders, out):
+    with stoppable("stopped; the same command goes on"):
+        packed = packs.pack(folders, out, watch=None if as_json else telling("packed"))
+    for done in packed:
         problems += done.problems
         if as_json:
             print(json.dumps({**asdict(done), "out": str(done.out)}))

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import FedeveError
 from ..options import with_options
-from .sweep_commands import Assignments, Options, play
+from .sweep_commands import EXIT_CODES, Assignments, Options, play
 
 paper_app = typer.Typer(
     help="The paper's tables, each as a sweep, and figures of its analysis.",
@@ -112,7 +112,9 @@ def _command(name: str) -> Callable[..., None]:
             root=root,
             assignments=[*(assignments or ()), *([] if rounds is None else [f"rounds={rounds}"])],
         )
-        play(sweep, out, options)
+        # A stand-in has the columns of what it stands for.
+        names = {column.data: column.data for column in table.columns} | ({data: "femnist"} if data else {})
+        play(sweep, out, options, only=names)
 
     return make
 
@@ -146,5 +148,4 @@ _HELP = {
 }
 for _name, _help in _HELP.items():
     _example = f"Example: fedeve paper {_name} --seeds 1 --budget 25m --out paper/{_name}"
-    _end = "Exit code: 0 all runs are finished, 1 some failed, 3 the budget ended first; the same command goes on."
-    paper_app.command(_name, help=f"{_help}\n\n{_end}\n\n{_example}")(_command(_name))
+    paper_app.command(_name, help=f"{_help}\n\n{EXIT_CODES}\n\n{_example}")(_command(_name))

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options import with_options
+from ..options import MOST_LANES, MOST_THREADS, a_number, stoppable, with_options
 
 if TYPE_CHECKING:
-    from .sweep import Sweep
+    from .sweep import Point, Sweep
     from .sweep_folder import SweepFolder
+
+EXIT_CODES = (
+    "Exit code: 0 all runs are finished, 1 some failed, 2 the command was refused or the disk is full, 3 the budget "
+    "ended first, 130 it was stopped; after 2, 3 and 130 the same command goes on."
+)
 
 Out = Annotated[Path, typer.Option(help="Folder of the sweep.")]
 Assignments = Annotated[
@@ -35,12 +39,18 @@ class Options:
     ] = None
     engine: Annotated[str, typer.Option(help="auto, reference, lanes, or ray for the machines of a cluster.")] = "auto"
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
-    threads: Annotated[int, typer.Option(help="CPU threads; last bits of the numbers may depend on it.", min=1)] = 1
+    threads: Annotated[
+        int, typer.Option(help="CPU threads; last bits of the numbers may depend on it.", min=1, max=MOST_THREADS)
+    ] = 1
     processes: Annotated[
         int, typer.Option(help="Processes on this device that play runs at once; see docs/sweeps.md.", min=1)
     ] = 1
-    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints of a run.", min=0)] = 10.0
-    width: Annotated[int | None, typer.Option(help="Lanes of a pool; fixed when a sweep begins.", min=1)] = None
+    checkpoint_every: Annotated[
+        float, typer.Option(help="Seconds between checkpoints of a run.", min=0, callback=a_number)
+    ] = 10.0
+    width: Annotated[
+        int | None, typer.Option(help="Lanes of a pool; fixed when a sweep begins.", min=1, max=MOST_LANES)
+    ] = None
     precision: Annotated[
         str, typer.Option(help="float32; tf32 or bf16: faster on a GPU, fewer bits of the factors.")
     ] = "float32"
@@ -68,7 +78,8 @@ def sweep(
 ) -> None:
     """Play every run of a grid, go on where an earlier session stopped, and keep all records in one folder.
 
-    Exit code: 0 all runs are finished, 1 some failed, 3 the budget ended first.
+    Exit code: 0 all runs are finished, 1 some failed, 2 the command was refused or the disk is full, 3 the budget
+    ended first, 130 it was stopped; after 2, 3 and 130 the same command goes on.
 
     Example: fedeve sweep examples/sweep.toml --out sweeps/first --budget 25m
     """
@@ -77,11 +88,12 @@ def sweep(
     play(sweeps.read(config, assignments=assignments or ()), out, options)
 
 
-def play(chosen: Sweep, out: Path, options: Options) -> None:
-    """Show a sweep, play what is left of it, and end with the exit code that tells how it went."""
-    from ..engines.loop import check_precision
+def play(chosen: Sweep, out: Path, options: Options, *, only: Mapping[str, str] | None = None) -> None:
+    """Show a sweep, play what is left of it, and end with the exit code that tells how it went.
+
+    `only` is what the command calls data sets in its option --only, where it has one.
+    """
     from ..lock import locked
-    from ..run import choose_device
     from . import session, trackers
     from .sweep_clock import parse_seconds
     from .sweep_folder import SweepFolder
@@ -92,14 +104,14 @@ def play(chosen: Sweep, out: Path, options: Options) -> None:
     folder = SweepFolder(out, chosen)
     trackers.check(options.track or ())
     _refuse_several(options)
+    _refuse_folder(folder, options)
     if options.dry_run:
         _show(folder, say, as_json=options.as_json)
         return
-    left = {"waiting", "begun"} | ({"failed"} if options.retry else set())
-    if options.engine != "ray" and any(status.state in left for status in folder.statuses()):  # Ray's are elsewhere
-        check_precision(options.precision, choose_device(options.device))
     with ExitStack() as stack:
-        stack.enter_context(_stoppable(out))
+        stack.enter_context(stoppable(f"stopped; the same command goes on with what is in {out}"))
+        if options.engine != "ray":  # Ray's devices and files are elsewhere
+            _refuse_unplayable(_left(folder, options), options, only, say)
         held = stack.enter_context(locked(out))
         folder.open(engine=_engine(folder, options), width=options.width)
         if options.retry:
@@ -115,6 +127,43 @@ def play(chosen: Sweep, out: Path, options: Options) -> None:
                 _play(folder, options, until, say, held=held)
         folder.save()  # its metrics are known now
     _end(folder, say, as_json=options.as_json)
+
+
+def _refuse_folder(folder: SweepFolder, options: Options) -> None:
+    """What would be refused of a folder, and of an engine for it, before anything is written there."""
+    from ..engines.loop import ENGINES
+    from ..errors import unknown
+    from ..lock import refuse_unwritable
+
+    if options.engine not in (*ENGINES, "ray"):
+        raise unknown("engine", options.engine, (*ENGINES, "ray"))
+    refuse_unwritable(folder.out)
+    if options.engine == "ray":  # which decides when it is there
+        folder.stored_engine()
+    else:
+        folder.take_over(engine=_engine(folder, options), width=options.width)
+
+
+def _left(folder: SweepFolder, options: Options) -> list[Point]:
+    """The runs that will be played."""
+    states = {"waiting", "begun"} | ({"failed"} if options.retry else set())
+    return [point for point in folder.sweep.points if folder.status(point).state in states]
+
+
+def _refuse_unplayable(
+    points: list[Point], options: Options, only: Mapping[str, str] | None, say: Callable[[str], None]
+) -> None:
+    """Refuse what no run here can be played with: the device, the precision, data that is not here."""
+    from ..engines.loop import check_precision
+    from ..run import choose_device
+    from . import sweep_data
+
+    if not points:
+        return
+    check_precision(options.precision, choose_device(options.device))
+    if names := list(dict.fromkeys(dataset.name for dataset in sweep_data.in_files(points))):
+        say(f"Preparing {', '.join(names)} ...")
+    sweep_data.refuse_missing(points, only=only)
 
 
 def _play(folder: SweepFolder, options: Options, until: float | None, say: Callable[[str], None], *, held: int) -> None:
@@ -243,16 +292,3 @@ def _say(text: str) -> None:
 
 
 def _silent(_: object) -> None: ...
-
-
-@contextmanager
-def _stoppable(out: Path) -> Iterator[None]:
-    """Ctrl-C or a polite kill ends with exit code 130, every run checkpointed."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"fedeve: stopped; the same command goes on with what is in {out}", file=sys.stderr)
-        raise typer.Exit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)

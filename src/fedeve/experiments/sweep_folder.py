@@ -19,7 +19,8 @@ import numpy as np
 
 from ..checkpoint import Checkpoint
 from ..errors import FedeveError, Words
-from ..record import PACKED, RECORD, DiskError, Record, write_atomically
+from ..lock import LOCK
+from ..record import PACKED, RECORD, DiskError, Record, recorded, write_atomically
 from ..store import CHECKPOINT
 from .manifest import (
     FAILED,
@@ -133,6 +134,11 @@ class SweepFolder:
 
     def open(self, *, engine: str, width: int | None = None) -> None:
         """Take over what an earlier session fixed, refuse a folder of something else, and write sweep.json."""
+        self.take_over(engine=engine, width=width)
+        self.save()
+
+    def take_over(self, *, engine: str, width: int | None = None) -> None:
+        """The same without writing."""
         found = self._found()
         self.engine = engine
         if found is not None:
@@ -143,7 +149,6 @@ class SweepFolder:
             if width is not None and self.widths.setdefault(shared, width) != width:
                 before = self.widths[shared]
                 raise FedeveError("this sweep was begun with another width", got=width, do=f"leave it at {before}")
-        self.save()
 
     @contextmanager
     def session(self, begun: dict[str, Any]) -> Iterator[None]:
@@ -204,9 +209,7 @@ class SweepFolder:
         """The sweep.json that is there, if it is this sweep's."""
         path = self.out / SWEEP
         if not path.exists():
-            if self.out.is_dir() and any(p for p in self.out.iterdir() if p.name not in (".lock", f"{SWEEP}.part")):
-                raise FedeveError("this folder holds something else", got=str(self.out), do="choose an empty one")
-            return None
+            return self._left_over() if self.out.is_dir() else None
         found = read_manifest(self.out)
         ours = {f"{RUNS}/{point.name}" for point in self.sweep.points}
         strange = not self.sweep.grows and ours.isdisjoint(run["folder"] for run in found["runs"])
@@ -214,6 +217,20 @@ class SweepFolder:
             held = Words(f"{found['title']!r} with {len(found['runs'])} runs" + (", none of them ours" * strange))
             raise FedeveError(f"{self.out} holds another sweep", got=held, do="choose another folder")
         return found
+
+    def _left_over(self) -> dict[str, Any] | None:
+        """What a folder without a sweep.json tells by the runs in it, which were begun with some engine."""
+        runs = self.out / RUNS
+        there = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
+        ours = [point for point in self.sweep.points if point.name in there]
+        nothing = {LOCK, f"{SWEEP}.part"} | (set() if there else {RUNS})
+        if not ours and any(path.name not in nothing for path in self.out.iterdir()):
+            raise FedeveError("this folder holds something else", got=str(self.out), do="choose an empty one")
+        for point in ours:
+            with suppress(FedeveError, KeyError):  # a damaged record is told when its run is looked at
+                if (record := recorded(self.folder(point))) is not None:
+                    return {"title": self.sweep.title, "engine": Record.read(record).header["engine"], "runs": []}
+        return None
 
     def _refuse_other_engine(self, found: dict[str, Any], engine: str) -> None:
         if found["engine"] != engine:

@@ -166,7 +166,7 @@ class Player:
         session = _Session(self, runs, begun)
         try:
             self._simulate(list(runs), list(runs.values()), session)
-        except DiskError:
+        except (DiskError, BrokenPipeError):  # nobody reads what is told any more: no fault of a run either
             raise
         except Exception as error:
             return error

@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from ..engines.loop import Progress, Watcher
+from ..record import Record
 
 _MIN_SECONDS = 0.5  # before this, a rate is noise
 
@@ -26,6 +28,26 @@ def watching(*labels: str, as_json: bool = False, stream: TextIO | None = None) 
     else:
         clocks = [_Clock() for _ in names]
         yield lambda progress: _print_plain(progress, names[progress.number], clocks[progress.number], stream)
+
+
+def end_lines(record: Record, out: Path) -> list[str]:
+    """What came of a run: its last metrics, whom it lost and left out, and where its record lies."""
+    lines = []
+    for name in record.metrics:
+        last, value = record.metric(name)[-1], record.final(name)
+        lines.append(f"{name} {last:.4f} after the last round, {value:.4f} over the evaluations of the last 100 rounds")
+    if record.lost:
+        lines.append(f"{len(record.lost)} rounds were lost, since nobody answered: {_few(record.lost)}")
+    if record.left_out:
+        clients = _few(sorted({client for part in record.left_out.values() for client in part}))
+        lines.append(
+            f"updates that were not finite were left out in {len(record.left_out)} rounds, of clients {clients}"
+        )
+    return [*lines, f"record: {out / 'record.jsonl'}"]
+
+
+def _few(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
 
 
 class _Clock:

@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Annotated
@@ -39,25 +40,30 @@ def report(
     Example: fedeve report runs --out report.html
     """
     from .. import __version__
+    from ..lock import refuse_unwritable
     from ..record import write_atomically
     from . import exports, page, results
 
     chosen = _kind(kind, out)
     path = out or Path(f"report.{chosen}")
-    found = results.read(folders, last=last, watch=None if as_json else _telling())
-    _make_folder(path.parent)
+    _refuse_results(path)
+    refuse_unwritable(path.parent)
+    found = results.read(folders, last=last, watch=None if as_json else telling("read"))
     if chosen == "html":
         command = ["fedeve", "report", *map(str, folders), *(["--title", title] if title else [])]
         made = f"fedeve {__version__}, {date.today()}. Made by: {shlex.join(command)}"
         titles = list(dict.fromkeys(section.title for section in found.sections))
-        page.write_page(path, found, title=title or _title(titles), made=made)
+        text = page.render(found, title=title or _title(titles), made=made)
     else:
-        write_atomically(path, exports.export(chosen, found.sections).encode())
+        text = exports.export(chosen, found.sections)
+    _make_folder(path.parent)  # now, since nothing can come between it and the file
+    write_atomically(path, text.encode())
     num_runs = sum(len(section.entries) for section in found.sections)
+    said = f"{path}: {num_runs} runs, {path.stat().st_size / 1e6:.1f} MB"
     if as_json:
-        print(json.dumps({"done": True, "out": str(path), "runs": num_runs, "problems": found.problems}))
-    else:
-        print(f"{path}: {num_runs} runs, {path.stat().st_size / 1e6:.1f} MB")
+        said = json.dumps({"done": True, "out": str(path), "runs": num_runs, "problems": found.problems})
+    with suppress(BrokenPipeError):  # the page is there, whoever listens
+        print(said, flush=True)
     for problem in found.problems:
         print(f"fedeve: {problem}", file=sys.stderr)
     if found.problems:
@@ -71,6 +77,17 @@ def _title(titles: list[str]) -> str:
     return ", ".join(titles) or "Figures"
 
 
+def _refuse_results(path: Path) -> None:
+    """A page may be written over a page, but not over what pages are made of."""
+    from ..record import PACKED, RECORD
+    from .results import FAILED, FIGURES, SWEEP, TIMING
+
+    if path.name in (RECORD, PACKED, SWEEP, FIGURES, TIMING, FAILED):
+        raise FedeveError("results would be lost", got=str(path), do="give --out another name, such as report.html")
+    if path.is_dir():
+        raise FedeveError("--out is a folder", got=str(path), do=f"give a file in it, such as {path / 'report.html'}")
+
+
 def _make_folder(folder: Path) -> None:
     from ..record import cannot_write
 
@@ -80,15 +97,15 @@ def _make_folder(folder: Path) -> None:
         raise cannot_write(folder, error) from error
 
 
-def _telling() -> Callable[[int, int], None]:
-    """Says every two seconds how many records were read; a short work stays silent."""
+def telling(done_to_it: str) -> Callable[[int, int], None]:
+    """Says every two seconds how many records were read, or whatever is done to them; a short work stays silent."""
     said = time.monotonic()
 
     def tell(done: int, total: int) -> None:
         nonlocal said
         if time.monotonic() - said > 2.0:
             said = time.monotonic()
-            print(f"read {done} of {total} records", flush=True)
+            print(f"{done_to_it} {done} of {total} records", flush=True)
 
     return tell
 
