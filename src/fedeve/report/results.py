@@ -188,7 +188,9 @@ def _sweep(path: Path, last: int | None, told: _Told) -> Section:
         if isinstance(error, FedeveError):
             raise
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise FedeveError(f"{path} is damaged", got=Words(what), do="restore it or run the sweep again") from None
+        raise FedeveError(
+            f"{path} is damaged", got=Words(what), do="restore it, or remove it and run the sweep again"
+        ) from None
     return section
 
 
