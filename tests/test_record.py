@@ -11,7 +11,7 @@ import pytest
 
 from fedeve import Record
 from fedeve.errors import FedeveError
-from fedeve.record import FORMAT, RecordFile
+from fedeve.record import FORMAT, DiskError, RecordFile
 
 HEADER = {"record": FORMAT, "identity": "x", "seed": 1}
 
@@ -115,3 +115,8 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path, content: str) -> No
     path.write_text(content)
     with pytest.raises(FedeveError, match="is not a record of format"):
         Record.read(path)
+
+
+def test_a_disk_that_does_not_keep_a_record_is_no_fault_of_the_run(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match="cannot write"):
+        RecordFile(tmp_path / "gone" / "record.jsonl").sync()

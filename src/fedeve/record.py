@@ -160,8 +160,11 @@ class RecordFile:
 
     def sync(self) -> None:
         """Wait until what was appended is on the disk."""
-        with self.path.open("rb+") as file:
-            os.fsync(file.fileno())
+        try:
+            with self.path.open("rb+") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
 
     def rewind(self, num_rounds: int) -> list[dict[str, Any]]:
         """Drop every line after `num_rounds` and return those that stay."""
