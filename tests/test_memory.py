@@ -159,3 +159,21 @@ def test_loading_replaces_everything_that_was_there() -> None:
     assert len(memory) == 1 and memory.get(3)["control"].tolist() == [5.0, 5.0]
     assert memory.get(7)["control"].tolist() == [0.0, 0.0] and memory.tensors()["control"].shape == (1, 2)
     assert len(next(iter(memory._vectors.values()))) == 1  # no room is left over from before
+
+
+@pytest.mark.parametrize(("most", "home"), [(5, "device"), (None, "host")])
+def test_no_room_is_made_for_more_clients_than_there_are(most, home):
+    """Five rows fit on the device; doubling from four would ask for eight."""
+    room = {"device": 10 * LIKE.nbytes, "host": 100 * LIKE.nbytes}
+    memory = Memory(("control",), like=LIKE, most=most, free=room.__getitem__)
+    for client in range(5):
+        memory.put({client: {"control": vector(client)}})
+    assert memory.home == home
+    assert all(torch.equal(memory.get(client)["control"], vector(client)) for client in range(5))
+
+
+def test_more_clients_than_were_announced_are_remembered_too():
+    memory = Memory(("control",), like=LIKE, most=2)
+    for client in range(4):
+        memory.put({client: {"control": vector(client)}})
+    assert all(torch.equal(memory.get(client)["control"], vector(client)) for client in range(4))

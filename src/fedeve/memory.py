@@ -42,9 +42,18 @@ class Memory:
     (tensor([1., 1.]), tensor([0., 0.]))
     """
 
-    def __init__(self, names: Iterable[str], *, like: Tensor, free: Callable[[str], int] | None = None) -> None:
+    def __init__(
+        self,
+        names: Iterable[str],
+        *,
+        like: Tensor,
+        most: int | None = None,
+        free: Callable[[str], int] | None = None,
+    ) -> None:
+        """`most` clients will ever write, where that is known: no room is made for more of them."""
         self.names = tuple(names)
         self.home = "device"
+        self._most = most
         self._like, self._free = like, free or self._free_at
         self._slots: dict[int, int] = {}
         self._vectors = {name: like.new_zeros((0, like.shape[-1])) for name in self.names}
@@ -114,7 +123,8 @@ class Memory:
         now = len(next(iter(self._vectors.values())))
         if now >= needed:
             return
-        rows = max(needed, 2 * now)  # doubling keeps the copies O(1) per written client
+        # Doubling keeps the copies O(1) per written client.
+        rows = max(needed, 2 * now if self._most is None else min(2 * now, self._most))
         self.home = self._fitting(rows)
         for name, vectors in self._vectors.items():
             grown = self._room(rows)

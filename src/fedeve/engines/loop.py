@@ -240,7 +240,7 @@ class Book:
         self.every, self.saved_at, self.saved_rounds = every, time.monotonic(), -1
         start = engine.starts[number]
         self.seconds_per_byte = 7e-9  # a guess, until a checkpoint was written
-        self.memory = Memory(self.run.method.remembers, like=start)
+        self.memory = Memory(self.run.method.remembers, like=start, most=self.run.data.num_clients)
         self.position = Position(0, self.run.server.init(start, num_clients=self.run.data.num_clients))
         if store is not None and (resume is True or (resume == "auto" and store.is_begun)):
             self.position, self.record = store.restore(self.position, self.memory)
