@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 def play(script: str, out: Path) -> None:
     env = os.environ | {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": str(HERE), "FLWR_HOME": str(out.parent / "flwr")}
-    env |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    env |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     done = subprocess.run(
         [sys.executable, str(HERE / script), str(out)], env=env, capture_output=True, text=True, timeout=600
     )
