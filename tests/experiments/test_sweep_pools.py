@@ -13,13 +13,13 @@ from sweeping import SWEEP, write
 
 from fedeve import Correction, FedAvg, Scaffold
 from fedeve.engines import seat
-from fedeve.engines.blame import blame, culprit
+from fedeve.engines.blame import LostDeviceError, blame, culprit, is_lost
 from fedeve.engines.lanes import Lanes
 from fedeve.experiments import sweep as sweeps
 from fedeve.experiments.manifest import read_manifest
 from fedeve.experiments.sweep_folder import SweepFolder
 from fedeve.experiments.sweep_play import Player
-from fedeve.experiments.sweep_worker import shared_out
+from fedeve.experiments.sweep_worker import Worker, order, shared_out, work
 
 
 def test_widths_are_planned_once_for_the_batches_that_are_played(tmp_path: Path) -> None:
@@ -167,3 +167,28 @@ def test_the_innermost_run_is_blamed_and_for_a_full_disk_or_memory_nobody() -> N
         with pytest.raises(type(error)), blame(1):
             raise error
         assert culprit(error) is None
+
+
+def test_a_gpu_that_is_lost_is_nobodys_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch's device without memory answers as such a GPU does: nothing, with an error."""
+    nowhere = torch.device("meta")
+    assert is_lost(nowhere) and not is_lost(torch.device("cpu"))
+
+    def failing(self: FedAvg, *args: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for it")
+
+    monkeypatch.setattr(FedAvg, "step", failing)
+    monkeypatch.setattr("fedeve.experiments.sweep_play.choose_device", lambda name: nowhere)
+    with pytest.raises(
+        LostDeviceError, match="RuntimeError: CUDA error: an illegal memory access was encountered; give the"
+    ):
+        played(tmp_path)
+    folder = SweepFolder(tmp_path / "out", sweeps.read(write(tmp_path), assignments=["rounds=3"]))
+    player, points = Player(folder, print, device="cpu"), folder.sweep.points
+    folder.open(engine="lanes")
+    with pytest.raises(SystemExit) as ended:  # so another process takes this one's place
+        Worker(order(player), print).play(work(player, points))
+    assert ended.value.code == 1 and "the GPU answers nothing any more" in capsys.readouterr().err
+    assert {folder.status(point).state for point in points} <= {"waiting", "begun"}

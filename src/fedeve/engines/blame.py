@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from ..errors import FedeveError
 from ..record import DiskError
 
 _NOBODYS = (MemoryError, torch.OutOfMemoryError, DiskError)  # whoever was there when the last of it was taken
@@ -21,6 +22,19 @@ def blame(number: int) -> Iterator[None]:
         if not isinstance(error, _NOBODYS):
             vars(error).setdefault("run_number", number)
         raise
+
+
+class LostDeviceError(FedeveError):
+    """A device answers nothing any more in this process: what is raised from there on is nobody's fault."""
+
+
+def is_lost(device: torch.device) -> bool:
+    """Whether a device answers nothing any more, as a GPU does after an access to what is not there."""
+    try:
+        torch.zeros((), device=device).item()
+    except RuntimeError as error:
+        return not isinstance(error, torch.OutOfMemoryError)
+    return False
 
 
 def culprit(error: BaseException) -> int | None:

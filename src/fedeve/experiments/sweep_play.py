@@ -1,7 +1,7 @@
 """Playing a sweep's runs in this process: in pools of runs that share lanes, or one after another.
 
 What happens is told as events, plain tables that a view, a tracker or another process can read. A run that raises is
-written down as failed and the others go on; a disk that refuses stops them all.
+written down as failed and the others go on; a disk that refuses, or a GPU that is lost, stops them all.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..data.federated import FederatedData
-from ..engines.blame import culprit
+from ..engines.blame import LostDeviceError, culprit, is_lost
 from ..engines.loop import Progress, simulate
 from ..engines.profile import Profile
 from ..engines.width import useful
-from ..errors import FedeveError
+from ..errors import FedeveError, Words
 from ..record import DiskError
 from ..run import Run, choose_device
 from .config import Plan
@@ -169,6 +169,8 @@ class Player:
         except (DiskError, BrokenPipeError):  # nobody reads what is told any more: no fault of a run either
             raise
         except Exception as error:
+            if is_lost(choose_device(self.device)):
+                raise _lost(error) from error
             return error
         finally:
             session.write()
@@ -208,6 +210,14 @@ class Player:
         reason = " ".join(words.split())
         self.folder.fail(point, reason)
         self.tell({"event": "failed", "run": point.name, "reason": reason})
+
+
+def _lost(error: Exception) -> LostDeviceError:
+    return LostDeviceError(
+        "the GPU answers nothing any more in this process",
+        got=Words(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"),
+        do="give the same command again, it goes on from the checkpoints; if a run is at fault, --processes 2 finds it",
+    )
 
 
 class _Session:

@@ -7,11 +7,13 @@ and spoken to. All that is said is plain tables.
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from ..engines.blame import LostDeviceError
 from ..errors import FedeveError, Words
 from . import config as configs
 from .manifest import SWEEP
@@ -52,7 +54,11 @@ class Worker:
         """Play a batch, as far as time allows."""
         left = work["seconds_left"]
         self.player.until = None if left is None else time.monotonic() + left
-        self.player.play([Point(configs.check(config), row, column) for config, row, column in work["cells"]])
+        try:
+            self.player.play([Point(configs.check(config), row, column) for config, row, column in work["cells"]])
+        except LostDeviceError as error:  # for this process; another may still have it, and goes on
+            print(f"fedeve: {error.what}: {error.got}", file=sys.stderr)
+            raise SystemExit(1) from None
 
 
 def shared_out(points: list[Point], num_workers: int, engine: str) -> list[list[Point]]:
