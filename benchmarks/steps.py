@@ -39,7 +39,7 @@ def step(
         plans = [rng.integers(0, len(run.data.y), (100, batch)) for _ in range(busy)]
         work = [Task(n, engine.starts[0], Correction(0.0, None), run.local, plan) for n, plan in enumerate(plans)]
         pool.seat(work)
-        advance = pool._capture() if DEVICE.type == "cuda" else pool._step
+        advance = pool._prepare()
         for _ in range(2):
             advance()
         _wait()

@@ -86,6 +86,11 @@ class Walk(NamedTuple):
     """[...] per lane, in float64."""
 
 
+def is_plain(work: LocalWork, optimizer: str = "sgd") -> bool:
+    """Whether local steps are this optimiser and nothing else, for which there are short cuts."""
+    return work.optimizer == optimizer and not (work.momentum or work.weight_decay or work.clip)
+
+
 def begin(work: LocalWork, start: Vector) -> Walk:
     """A client at its start, with a fresh optimiser."""
     none = start.new_zeros(())

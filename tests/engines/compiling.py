@@ -16,9 +16,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime.jit import JITFunction
 
+from fedeve import FederatedData, LocalWork
 from fedeve.engines.batched import Batched
-from fedeve.engines.descent import adam, descend
+from fedeve.engines.pool import Batch, OnDevice
 from fedeve.engines.tally import tally
+from fedeve.layout import Layout
 from fedeve.models.norm import NormReLU
 from fedeve.models.resnet import _Block
 
@@ -61,14 +63,27 @@ def instead_of_start(kernel: JITFunction, _grid: Any) -> Callable[..., None]:
     return launch
 
 
-def step(model: nn.Module, x: Tensor, *precisions: str) -> list[Tensor]:
-    """The gradients' tensors of all lanes: their shapes are right, and their numbers nothing."""
+def step(model: nn.Module, x: Tensor, *precisions: str) -> None:
+    """The gradients of all lanes."""
     named = {name: torch.zeros(LANES, *param.shape) for name, param in model.named_parameters()}
     ways = [(precision, torch.zeros(LANES, dtype=torch.bool)) for precision in precisions] + [(precisions[-1], None)]
     for precision, busy in ways:
         with Batched(precision, busy):
-            found = vmap(grad(lambda p, x: functional_call(model, p, (x,)).float().sum()))(named, x)
-    return list(found.values())
+            vmap(grad(lambda p, x: functional_call(model, p, (x,)).float().sum()))(named, x)
+
+
+def walk(model: nn.Module, x: Tensor, **work: Any) -> None:
+    """A pool's client, from its seat to its update."""
+    images, labels = x.flatten(0, 1).numpy(), torch.zeros(LANES * ROWS, dtype=torch.int64).numpy()
+    data = OnDevice(FederatedData.from_arrays(images, labels, [range(8)]), torch.float32, torch.device("cpu"))
+    model = nn.Sequential(model, nn.Flatten(), nn.LazyLinear(2))
+    model(x[0])
+    some = LocalWork(**work)
+    pool = Batch(model, Layout.of(model), data, some, "classes", LANES, precision="bf16", by_hand=True)
+    at, start = torch.zeros(1, dtype=torch.int64), torch.zeros(pool.vectors.layout.num_params)
+    pool.vectors.begin(at, start, start[None])
+    pool._step()
+    pool.vectors.updates(at)
 
 
 def main() -> None:
@@ -78,22 +93,15 @@ def main() -> None:
         nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.GroupNorm(2, 32), nn.ReLU(),
         nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.GroupNorm(2, 64), nn.Conv2d(64, 32, 1, stride=2), nn.MaxPool2d(2),
     )  # fmt: skip
-    slopes = step(wide, images, "tf32", "tf32x3", "bf16")
+    step(wide, images, "tf32", "tf32x3", "bf16")
     residual = nn.Sequential(nn.Conv2d(3, 32, 1), NormReLU(2, 32), _Block(32, 64, 2, groups=2))
     step(residual, images, "tf32", "bf16")
+    walk(residual, images)
+    walk(residual, images, optimizer="adam")
     step(nn.Sequential(nn.Conv2d(3, 6, 5, padding=2), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5)), images, "tf32", "tf32x3")
     for length in (7, 5000):  # a few rows, and so many that they are sorted and summed in blocks
         step(nn.Embedding(30, 5), torch.zeros(LANES, length, dtype=torch.int64), "tf32")
-    vectors = torch.zeros(5, LANES, sum(slope[0].numel() for slope in slopes))
-    numbers, moments = (
-        torch.zeros(3, LANES),
-        {"first": vectors[1], "second": vectors[2], "num_steps": torch.zeros(LANES)},
-    )
-    kept = {"start": vectors[3], "shift": vectors[4], "lr": numbers[0], "prox": numbers[1], "shifted": numbers[2]}
-    kept["active"] = torch.ones(LANES, dtype=torch.bool)
-    descend(vectors[0], slopes, **kept)
-    adam(vectors[0], slopes, **moments, **kept)
-    tally(vectors[0], torch.ones(LANES, dtype=torch.float64), {})
+    tally(torch.zeros(LANES, 7), torch.ones(LANES, dtype=torch.float64), {})
     print("\n".join(sorted(set(seen.values()))))
 
 

@@ -10,8 +10,12 @@ import torch
 from torch import nn
 from walking import assert_close, in_rows, play, some_run
 
-from fedeve import FederatedData, LocalWork, Run, Scaffold, all_methods, simulate
+from fedeve import Correction, FederatedData, LocalWork, Run, Scaffold, all_methods, simulate
 from fedeve.engines.lanes import Lanes
+from fedeve.engines.pool import Batch, OnDevice, Task
+from fedeve.layout import Layout
+from fedeve.models.norm import NormReLU
+from fedeve.models.resnet import _Block
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -32,13 +36,12 @@ def test_kernels_give_the_reference_numbers(model: str, precision: str, toleranc
 def by_hand(*runs: Run, width: int | None = None) -> list[torch.Tensor]:
     """The parameters that our kernels end at; without a GPU Triton interprets them."""
     pytest.importorskip("triton", reason="hand-batched layers need Triton")
-    from fedeve.engines.batched import Batched
 
     class ByHand(Lanes):
         def _pool(self, number: int, width: int) -> Any:
-            pool: Any = super()._pool(number, width)
-            pool.by_hand, pool.layers = True, Batched("ieee", pool.at_work)
-            return pool
+            run, model, layout = self.runs[number], self.models[number].train(), self.layouts[number]
+            rest = (run.local, run.data.task, width)
+            return Batch(model, layout, self.data(run), *rest, precision="ieee", by_hand=True)
 
     target = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return [params.cpu() for params in play(ByHand(list(runs), target, width=width, batched=True))]
@@ -116,3 +119,79 @@ def test_fused_steps_in_shared_lanes_are_the_reference(work: dict[str, Any]) -> 
     for ours, run in zip(by_hand(*runs, width=4), runs, strict=True):
         reference = simulate(run, engine="reference", device="cpu")
         assert (ours - reference.params).norm() / reference.params.norm() < 1e-5
+
+
+class Residual(nn.Module):
+    """Convolutions of all sorts: with a padded input, wide ones, a strided and a short one, one that is read twice.
+
+    The kernel of `odd` is also looked at by itself, so that its gradient has two sources, and that of `still` is first
+    read where it has none: in the backward pass that is when its weights would already have been moved.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, padding=1), NormReLU(2, 16)
+        self.block = _Block(16, 32, 2, groups=2)
+        self.twice, self.odd = nn.Conv2d(32, 32, (1, 2), bias=False), nn.Conv2d(32, 16, (2, 1), bias=False)
+        self.still, self.head = nn.Conv2d(32, 32, 1, bias=False), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.block(self.norm(self.stem(x)))
+        x = self.still(nn.functional.conv2d(x, self.still.weight.detach()))
+        x = self.odd(self.twice(self.twice(x)))
+        return self.head(x.mean((-2, -1))) + self.odd.weight.square().sum()
+
+
+@pytest.mark.parametrize(
+    ("work", "piece", "tolerance"),
+    [
+        ({}, 2048, 1e-5),
+        ({}, 32, 1e-5),
+        ({"momentum": 0.5}, 2048, 1e-5),
+        ({"optimizer": "adam"}, 2048, 0.1),  # which makes whole steps of gradients that are rounding alone
+    ],
+    ids=str,
+)
+def test_wide_convolutions_walk_in_lanes_as_in_the_reference(
+    work: dict[str, Any], piece: int, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their channels last, moved in the backward pass where that is right; lanes change from method to method."""
+    pytest.importorskip("triton", reason="hand-batched layers need Triton")
+    from fedeve.engines import channels
+
+    monkeypatch.setattr(channels, "suits", lambda weight, precision: weight.shape[0] % channels.MULTIPLE == 0)
+    monkeypatch.setattr(channels, "_PIECE", piece)
+    x, y = np.random.default_rng(0).integers(0, 256, (5, 3, 6, 6), dtype=np.uint8), np.arange(5) % 3
+    data = FederatedData.from_arrays(x, y, [np.arange(3), np.arange(3, 5)], x_test=x, y_test=y)
+    torch.manual_seed(0)
+    changes = {"data": data, "model": Residual(), "cohort": 2, "dropout": 0.0, "dtype": "float32", "eval_every": 9}
+    local = LocalWork(lr=0.02, batch=2, **work)
+    methods = {"fedprox": 1, "scaffold": 2}  # and rounds: control variates are zero in the first
+    runs = [some_run(method=all_methods()[m](), rounds=n, local=local, **changes) for m, n in methods.items()]
+    for ours, run in zip(by_hand(*runs, width=2), runs, strict=True):
+        reference = simulate(run, engine="reference", device="cpu")
+        start = Layout.of(run.build_model()).flatten(dict(run.build_model().named_parameters()))
+        assert (ours - reference.params).norm() < tolerance * (reference.params - start).norm()
+
+
+def test_plain_sgd_moves_those_kernels_at_once_that_are_read_once_and_have_one_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else they are moved as everything else is, from gradients that are written: right, but for nothing."""
+    pytest.importorskip("triton", reason="hand-batched layers need Triton")
+    from fedeve.engines import channels
+    from fedeve.engines.by_hand import ByHand
+
+    monkeypatch.setattr(channels, "suits", lambda weight, precision: weight.shape[0] % channels.MULTIPLE == 0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    x, y = np.random.default_rng(0).integers(0, 256, (4, 3, 6, 6), dtype=np.uint8), np.arange(4) % 3
+    model = Residual().to(device)
+    layout, data = Layout.of(model), OnDevice(FederatedData.from_arrays(x, y, [range(4)]), torch.float32, device)
+    pool = Batch(model, layout, data, LocalWork(batch=2), "classes", 1, precision="ieee", by_hand=True)
+    start = layout.flatten(dict(model.named_parameters())).detach()
+    pool.seat([Task(0, start, Correction(0.0, None), LocalWork(lr=0.02, batch=2), np.array([[0, 1], [2, 3]]))])
+    assert pool.advance().done == [0]
+    assert isinstance(pool.vectors, ByHand) and pool.vectors.descent is not None
+    begins = dict(zip(np.cumsum([0, *layout.sizes]).tolist(), layout.names, strict=False))
+    moved = {begins[first] for first in pool.vectors.descent.moved}
+    assert moved == {"block.conv1.weight", "block.conv2.weight", "block.shortcut.0.weight"}

@@ -8,12 +8,15 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from .descent import Descent
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
@@ -32,14 +35,19 @@ def lanes_first(info: Any, dims: Sequence[int | None], inputs: Sequence[Any], *,
     return [value.contiguous() if packed and isinstance(value, Tensor) else value for value in tensors]
 
 
-_AT_WORK: list[Tensor | None] = []  # of the modes that are on
+_ON: list[Batched] = []  # the modes that are
 _ONE_THREAD = threading.RLock()  # at a time: the threads in which gradients are taken must find the mode of theirs
 
 
 def at_work(lanes: int) -> Tensor | None:
     """Which of so many lanes a layer has to compute, [lanes]; None where the mode that is on does not say."""
-    known = _AT_WORK[-1] if _AT_WORK else None
+    known = _ON[-1].at_work if _ON else None
     return known if known is not None and len(known) == lanes else None
+
+
+def descent() -> Descent | None:
+    """How the lanes of the mode that is on are moved, if layers may have a part in it."""
+    return _ON[-1].descent if _ON else None
 
 
 _PIECE = 512  # inputs of a linear layer that are summed in one matrix product
@@ -49,12 +57,12 @@ class Batched(TorchFunctionMode):
     """A mode for calls of a module under `torch.func.vmap`; convolutions have `precision`, a run's or Triton's.
 
     Lanes that `at_work` [lanes] says to be idle are left out by convolutions and norms, so they cost next to nothing;
-    what is found there means nothing.
+    what is found there means nothing. With a `descent` gradients move its lanes, and some are spent on the way.
     """
 
-    def __init__(self, precision: str, at_work: Tensor | None = None) -> None:
+    def __init__(self, precision: str, at_work: Tensor | None = None, descent: Descent | None = None) -> None:
         super().__init__()
-        self.at_work = at_work
+        self.at_work, self.descent = at_work, descent
         from ..models.norm import norm_relu
         from .convolution import conv2d
         from .lookup import embedding
@@ -73,12 +81,12 @@ class Batched(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         _ONE_THREAD.acquire()
-        _AT_WORK.append(self.at_work)
+        _ON.append(self)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        _AT_WORK.pop()
+        _ON.pop()
         _ONE_THREAD.release()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -8,14 +8,15 @@ who else is there.
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .batched import at_work, lanes_first
+from .batched import at_work, descent, lanes_first
+from .descent import corrected
 from .images import Pair, block_of, inside, is_idle
 from .turning import turn
 
@@ -24,7 +25,7 @@ MULTIPLE = 16  # what a matrix product needs of the channels
 
 @triton.jit
 def _convolve(
-    x, w, out, at_work, NUM,
+    x, w, TO_W, out, at_work, NUM,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
@@ -43,7 +44,7 @@ def _convolve(
     begin = (n * (H * W) + i * W + j) * C
     bits = tl.where(m < NUM * P * Q, inside(i, j, H, W, KH, KW, PH, PW), 0) if PH + PW > 0 else m
     x += lane * NUM * (H * W * C)
-    w += lane * (O * TAPS * C)
+    w += lane * TO_W
     total = tl.zeros((BM, BO), tl.float32)
     for step in range(TAPS * PARTS):
         tap, first = step // PARTS, step % PARTS * BK
@@ -59,7 +60,7 @@ def _convolve(
 
 @triton.jit
 def _input_gradient(
-    grad, w, out, at_work, NUM,
+    grad, w, TO_W, out, at_work, NUM,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     DOWN: tl.constexpr, RIGHT: tl.constexpr,
@@ -91,7 +92,7 @@ def _input_gradient(
         bits |= there.to(tl.int32) << number
     begin = (n * (P * Q) + p * Q + q) * O
     grad += lane * NUM * (P * Q * O)
-    w += lane * (O * KH * KW * C)
+    w += lane * TO_W
     total = tl.zeros((BM, BC), tl.float32)
     for step in range(ROWS * COLUMNS * PARTS):
         tap, first = step // PARTS, step % PARTS * BK
@@ -108,14 +109,34 @@ def _input_gradient(
 
 
 @triton.jit
+def _halves(x):
+    """The upper and the lower half of a matrix."""
+    return tl.split(x.reshape(2, x.shape[0] // 2, x.shape[1]).permute(1, 2, 0))
+
+
+@triton.jit
+def _move(slope, first, small, vector, start, shift, lr, prox, shifted, lane, k, O: tl.constexpr, K: tl.constexpr):
+    """A step of plain SGD of some rows of a kernel, from the first on."""
+    o = first + tl.arange(0, slope.shape[0])
+    at, inside = o[:, None] * K + k[None, :], (o < O)[:, None] & (k < K)[None, :]
+    here = tl.load(vector + at, mask=inside)
+    here -= tl.load(lr + lane) * corrected(slope, here, start, shift, prox, shifted, lane, at, inside)
+    tl.store(vector + at, here, mask=inside)
+    tl.store(small + at, here.to(small.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _kernel_gradient(
-    x, grad, out, at_work, NUM,
+    x, grad, out, small, vector, start, shift, lr, prox, shifted, STRIDE, FIRST, at_work, NUM,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     PIECES: tl.constexpr, PIECE: tl.constexpr, PRECISION: tl.constexpr,
     BO: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """out[lane, piece, o, tap, c] = sum over the piece's pixels of grad[lane, n, p, q, o] x[lane, n, p+kh, q+kw, c]."""
+    """out[lane, piece, o, tap, c] = sum over the piece's pixels of grad[lane, n, p, q, o] x[lane, n, p+kh, q+kw, c].
+
+    Where there is a `vector` the lane's kernel, which lies in it from FIRST on, is moved instead: a step of plain SGD.
+    """
     K: tl.constexpr = KH * KW * C
     both = tl.program_id(2)
     lane, piece = (both // PIECES).to(tl.int64), both % PIECES
@@ -140,12 +161,39 @@ def _kernel_gradient(
         known = (m < NUM * P * Q)[:, None] & (o < O)[None, :]
         error = tl.load(grad + (m[:, None] * O + o[None, :]), mask=known, other=0.0)
         total = tl.dot(tl.trans(error), patch, total, input_precision=PRECISION)
-    at = ((lane * PIECES + piece) * O + o[:, None]) * K + k[None, :]
-    tl.store(out + at, total, mask=(o < O)[:, None] & (k < K)[None, :])
+    if vector is None:
+        at = ((lane * PIECES + piece) * O + o[:, None]) * K + k[None, :]
+        tl.store(out + at, total, mask=(o < O)[:, None] & (k < K)[None, :])
+    else:
+        begin = lane * STRIDE + FIRST
+        rest = (small + begin, vector + begin, start + begin, shift + begin, lr, prox, shifted, lane, k, O, K)
+        first = tl.program_id(1) * BO
+        above, below = _halves(total)
+        one, two = _halves(above)
+        _move(one, first, *rest)
+        _move(two, first + BO // 4, *rest)
+        one, two = _halves(below)
+        _move(one, first + BO // 2, *rest)
+        _move(two, first + BO // 4 * 3, *rest)
 
 
-_PIXELS, _OUTPUTS, _INPUTS = 128, 128, 64  # what a program takes of pixels, of outputs, and of inputs at a time
-_PIECE, _DEPTH, _LONG = 2048, 64, 128  # of a kernel's gradient: pixels summed by a program, at a time, its inputs
+class Tile(NamedTuple):
+    """What a program takes of pixels and outputs, of how many inputs at a time, and by how many warps."""
+
+    pixels: int
+    outputs: int
+    inputs: int
+    warps: int
+
+
+# By the number of outputs. The fastest of those tried for ResNet-18 on an H200, as are the numbers below.
+_TILES = {
+    64: Tile(128, 64, 64, 4),
+    128: Tile(128, 128, 64, 4),
+    256: Tile(128, 128, 64, 4),
+    512: Tile(128, 256, 64, 8),
+}
+_PIECE = 4096  # of a kernel's gradient: pixels that one program sums at the most
 
 
 def dtype_of(precision: str) -> torch.dtype:
@@ -158,8 +206,10 @@ def _products(precision: str) -> str:
 
 
 def taps(w: Tensor, precision: str) -> Tensor:
-    """Kernels [lanes, O, C, KH, KW] as the products want them: [lanes, O, KH KW, C]."""
-    return turn(w.flatten(3)[:, None], dtype_of(precision), at_work(len(w)))
+    """Kernels [lanes, O, C, KH, KW] as the products want them: [lanes, O, KH KW, C], a lane's side by side."""
+    down = descent()
+    there = None if down is None else down.copy_of(w.flatten(3).mT)
+    return turn(w.flatten(3)[:, None], dtype_of(precision), at_work(len(w))) if there is None else there
 
 
 def last(x: Tensor, precision: str) -> Tensor:
@@ -167,9 +217,11 @@ def last(x: Tensor, precision: str) -> Tensor:
     return x.permute(0, 1, 3, 4, 2).to(dtype_of(precision)).contiguous()
 
 
-def _at_once(size: int, precision: str) -> int:
-    """Of a sum over so many channels, how many at a time: the largest power of two that divides them, within limits."""
-    return min(_INPUTS if precision == "bf16" else 32, size & -size)
+def _tile(outputs: int, inputs: int, precision: str) -> Tile:
+    """For a product with so many outputs, which sums over taps and over so many inputs in each."""
+    block = block_of(outputs, 512)
+    tile = _TILES[block] if precision == "bf16" and block in _TILES else Tile(128, min(128, block), 32, 4)
+    return tile._replace(inputs=min(tile.inputs, inputs & -inputs))  # a power of two that divides them
 
 
 def convolve(x: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair, precision: str) -> Tensor:
@@ -179,12 +231,13 @@ def convolve(x: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair, prec
         (length + 2 * p - k) // s + 1 for length, p, k, s in zip((height, width), padding, size, stride, strict=True)
     )
     out = x.new_empty(lanes, num, high, wide, outputs)
-    block = block_of(outputs, _OUTPUTS)
-    grid = (triton.cdiv(num * high * wide, _PIXELS), triton.cdiv(outputs, block), lanes)
+    tile = _tile(outputs, channels, precision)
+    grid = (triton.cdiv(num * high * wide, tile.pixels), triton.cdiv(outputs, tile.outputs), lanes)
     _convolve[grid](
-        x, w, out, at_work(lanes), num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
-        PRECISION=_products(precision), BM=_PIXELS, BO=block, BK=_at_once(channels, precision),
-        num_warps=4, num_stages=3,
+        x, w, w.stride(0), out, at_work(lanes), num,
+        channels, height, width, outputs, high, wide, *size, *stride, *padding,
+        PRECISION=_products(precision), BM=tile.pixels, BO=tile.outputs, BK=tile.inputs,
+        num_warps=tile.warps, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -195,35 +248,50 @@ def input_gradient(
     """[lanes, N, H, W, C] for shape = (H, W), of grad [lanes, N, P, Q, O] and taps w [lanes, O, taps, C]."""
     (lanes, num, high, wide, outputs), channels = grad.shape, w.shape[3]
     out = grad.new_empty(lanes, num, *shape, channels)
-    block = block_of(channels, _OUTPUTS)
+    tile = _tile(channels, outputs, precision)
     for down, right in product(range(min(stride[0], shape[0])), range(min(stride[1], shape[1]))):
         pixels = triton.cdiv(shape[0] - down, stride[0]) * triton.cdiv(shape[1] - right, stride[1])
-        grid = (triton.cdiv(num * pixels, _PIXELS), triton.cdiv(channels, block), lanes)
+        grid = (triton.cdiv(num * pixels, tile.pixels), triton.cdiv(channels, tile.outputs), lanes)
         _input_gradient[grid](
-            grad, w, out, at_work(lanes), num, channels, *shape, outputs, high, wide, *size, *stride, *padding,
-            down, right,
-            PRECISION=_products(precision), BM=_PIXELS, BC=block, BK=_at_once(outputs, precision),
-            num_warps=8 if block > 64 else 4, num_stages=3,
+            grad, w, w.stride(0), out, at_work(lanes), num,
+            channels, *shape, outputs, high, wide, *size, *stride, *padding, down, right,
+            PRECISION=_products(precision), BM=tile.pixels, BC=tile.outputs, BK=tile.inputs,
+            num_warps=tile.warps, num_stages=3,
         )  # fmt: skip
     return out
 
 
-def kernel_gradient(x: Tensor, grad: Tensor, size: Pair, stride: Pair, padding: Pair, precision: str) -> Tensor:
-    """[lanes, O, C, taps] of x [lanes, N, H, W, C] and grad [lanes, N, P, Q, O]; its channels may lie last."""
+def kernel_gradient(
+    x: Tensor, grad: Tensor, size: Pair, stride: Pair, padding: Pair, precision: str, w: Tensor | None = None
+) -> Tensor:
+    """[lanes, O, taps, C] of x [lanes, N, H, W, C] and grad [lanes, N, P, Q, O].
+
+    Spent, where it could move the taps w [lanes, O, taps, C] at once.
+    """
     (lanes, num, height, width, channels), (high, wide, outputs) = x.shape, grad.shape[2:]
     num_taps, num_pixels = size[0] * size[1], num * high * wide
-    depth = _DEPTH if precision == "bf16" else 32
-    piece = triton.cdiv(min(num_pixels, _PIECE), depth) * depth
-    pieces = triton.cdiv(num_pixels, piece)
-    out = x.new_empty(lanes, pieces, outputs, num_taps, channels, dtype=torch.float32)
-    block, block_k = block_of(outputs, _LONG), block_of(num_taps * channels, _LONG)
+    depth = 64 if precision == "bf16" else 32
+    pieces = triton.cdiv(num_pixels, _PIECE)
+    piece = triton.cdiv(num_pixels, pieces * depth) * depth
+    down = descent()
+    first = None if down is None or w is None or pieces > 1 else down.takes(w)
+    if down is None or first is None:
+        out = x.new_empty(lanes, pieces, outputs, num_taps, channels, dtype=torch.float32)
+        moving: tuple[Any, ...] = (out, None, None, None, None, None, None, None, 0, 0)
+    else:
+        out = down.spent.expand(lanes, 1, outputs, num_taps, channels)
+        moving = (None, down.small, *down.standing[:6], down.standing.params.stride(0), first)
+    block, block_k = block_of(outputs, 128), block_of(num_taps * channels, 128)
+    warps, registers = (8, 128) if outputs > 128 and precision == "bf16" else (4, None)
     grid = (triton.cdiv(num_taps * channels, block_k), triton.cdiv(outputs, block), lanes * pieces)
     _kernel_gradient[grid](
-        x, grad, out, at_work(lanes), num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
+        x, grad, *moving, at_work(lanes), num, channels, height, width, outputs, high, wide, *size, *stride, *padding,
         PIECES=pieces, PIECE=piece, PRECISION=_products(precision), BO=block, BK=block_k, BM=depth,
-        num_warps=4, num_stages=3,
+        num_warps=warps, num_stages=3, maxnreg=registers,
     )  # fmt: skip
-    return turn(out, torch.float32, at_work(lanes)) if pieces > 1 else out[:, 0].transpose(2, 3)
+    if pieces == 1:
+        return out[:, 0]
+    return turn(out.flatten(2)[:, :, None, None], torch.float32, at_work(lanes)).view(out[:, 0].shape)
 
 
 def _forward(x: Tensor, w: Tensor, stride: Pair, padding: Pair, precision: str) -> tuple[Tensor, Tensor]:
@@ -238,10 +306,11 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     """What is passed back to images [lanes, N, C, H, W] (zeros of no size where not needed) and kernels."""
     error, rest = last(grad, precision), (size, stride, padding, precision)
-    for_w = kernel_gradient(last(x, precision), error, *rest).unflatten(3, size)
-    if not needs_x:
-        return x.new_zeros(x.shape[0], 0), for_w
-    return input_gradient(error, w, tuple(x.shape[-2:]), *rest).permute(0, 1, 4, 2, 3).to(x.dtype), for_w  # type: ignore[arg-type]
+    for_x = x.new_zeros(x.shape[0], 0)
+    if needs_x:  # first: the kernels may be others when their gradient is there
+        for_x = input_gradient(error, w, tuple(x.shape[-2:]), *rest).permute(0, 1, 4, 2, 3).to(x.dtype)  # type: ignore[arg-type]
+    for_w = kernel_gradient(last(x, precision), error, *rest, w)
+    return for_x, for_w.unflatten(2, size).movedim(-1, -3)
 
 
 class _Gradients(torch.autograd.Function):

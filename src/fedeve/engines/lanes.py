@@ -31,7 +31,7 @@ from ..seeds import Indices
 from ..store import Position
 from .batched import AVAILABLE, Batched
 from .blame import blame
-from .pool import Batch, OnDevice, Pool, Task, bytes_kept, bytes_per_lane, is_plain, upload
+from .pool import Batch, OnDevice, Pool, Task, bytes_kept, bytes_per_lane, upload
 from .profile import Profile
 from .reference import Examples, gradient, refuse_misfit
 from .seat import Part, Seat
@@ -261,7 +261,7 @@ class Trainer:
     def __call__(self, start: Tensor, correction: Correction, work: LocalWork, plan: Indices) -> Tensor:
         """Where a client ends."""
         self.model.train()
-        if is_plain(work):
+        if local.is_plain(work):
             return self._descend(start, correction, work.lr, self._batches(work, plan))
         walk = local.begin(work, start)
         for x, y in self._batches(work, plan):

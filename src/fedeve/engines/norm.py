@@ -80,13 +80,13 @@ def _forward(
 
 @triton.jit(do_not_specialize=["TO_W", "TO_B"])
 def _gradients(
-    grad, x, w, b, TO_W, TO_B, mean, rstd, rectified, for_x, for_skip, for_w, for_b, at_work,
+    grad, x, w, b, TO_W, TO_B, mean, rstd, rectified, for_x, for_skip, by_image, at_work,
     RELU: tl.constexpr, IMAGES: tl.constexpr, C: tl.constexpr, G: tl.constexpr, P: tl.constexpr,
     LAST: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Of one group of one image: d_x = rstd (g - mean(g) - x_hat mean(g x_hat)), g = e w, and e what passes of grad.
 
-    d_skip = e. The image's part of d_w = sum of e x_hat and d_b = sum of e goes to `for_w` and `for_b` [images, C]. The
+    d_skip = e. The image's part of d_w = sum of e x_hat and of d_b = sum of e goes to `by_image` [images, 2, C]. The
     second time a group is read from its end, of which the cache still has most.
     """
     SIZE: tl.constexpr = C // G
@@ -112,8 +112,9 @@ def _gradients(
         plain += error
         along += error * value
     by_bias, by_weight = tl.sum(plain, 0)[None, :], tl.sum(along, 0)[None, :]
-    tl.store(for_b + image * C + group * SIZE + channel, by_bias, mask=channel < SIZE)
-    tl.store(for_w + image * C + group * SIZE + channel, by_weight, mask=channel < SIZE)
+    by_image += image * (2 * C) + group * SIZE
+    tl.store(by_image + channel, by_weight, mask=channel < SIZE)
+    tl.store(by_image + C + channel, by_bias, mask=channel < SIZE)
     by_one, by_x = tl.sum(weight * by_bias) / (SIZE * P), tl.sum(weight * by_weight) / (SIZE * P)
     tl.debug_barrier()  # who reads `for_skip` below need not have written it
     for before in range(0, P, BP):
@@ -179,13 +180,13 @@ def gradients(
     x = _packed(x)
     grad, out = _like(x, grad), None if out is None else _like(x, out)
     for_x, for_skip = torch.empty_like(x), None if out is None else torch.empty_like(x)
-    by_image = w.new_empty(2, lanes, num, channels)  # of w and b
+    by_image = w.new_empty(lanes, num, 2, channels)  # of w and b
     inputs = (grad, x, *_apart(w, b), mean.contiguous(), rstd.contiguous(), out)
     _gradients[(groups, lanes * num)](
-        *inputs, for_x, for_skip, *by_image, at_work(lanes), relu, **_sizes(x, groups, backward=True)
+        *inputs, for_x, for_skip, by_image, at_work(lanes), relu, **_sizes(x, groups, backward=True)
     )
-    summed = turn(by_image.flatten(0, 1)[:, :, None, :, None], torch.float32)  # always in the same order
-    for_w, for_b = summed.reshape(2, lanes, channels)
+    summed = turn(by_image[..., None], torch.float32, at_work(lanes))  # always in the same order
+    for_w, for_b = summed[:, :, 0].unbind(1)
     return for_x, for_w, for_b, x.new_zeros(lanes, 0) if for_skip is None else for_skip
 
 

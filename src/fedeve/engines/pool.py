@@ -6,8 +6,6 @@ its own, see `workers.py`.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import augment, local, tasks
+from .. import augment, tasks
 from ..data.federated import FederatedData
 from ..layout import Layout
 from ..local import LocalWork
 from ..method import Correction
 from ..seeds import Indices
-from .batched import AVAILABLE, Batched
+from .batched import AVAILABLE
+from .vectors import Vectors
 
 WINDOW = 128  # steps of a plan that lie on the device; a longer plan is brought in pieces
 
@@ -33,11 +32,6 @@ def upload(values: Any, like: Tensor, dtype: torch.dtype | None = None) -> Tenso
     """Numbers from the host where `like` is; on a GPU the copy is queued, so that the host need not wait for it."""
     host = torch.as_tensor(values, dtype=dtype)
     return host.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else host
-
-
-def is_plain(work: LocalWork, optimizer: str = "sgd") -> bool:
-    """Whether local steps are this optimiser and nothing else, for which there are short cuts."""
-    return work.optimizer == optimizer and not (work.momentum or work.weight_decay or work.clip)
 
 
 class OnDevice:
@@ -114,59 +108,36 @@ class Batch:
         width: int,
         *,
         precision: str = "float32",
+        by_hand: bool | None = None,
     ) -> None:
-        some = next(model.parameters())
-        device, dtype, dim = some.device, some.dtype, layout.num_params
-        self.model, self.layout, self.data, self.task, self.width = model, layout, data, task, width
-        zeros = torch.zeros(width, dim, dtype=dtype, device=device)
-        self.start, self.params, self.shift = zeros.clone(), zeros.clone(), zeros
-        self.prox = torch.zeros(width, dtype=dtype, device=device)
-        self.shifted = torch.zeros(width, dtype=dtype, device=device)
-        self.lr = torch.ones(width, dtype=dtype, device=device)
-        begun = local.begin(work, zeros)
-        self.first, self.second = begun.first.clone(), begun.second.clone()
-        lanes_rate: Any = self.lr  # a rate for every lane, where a number is declared
-        self.work = dataclasses.replace(work, lr=lanes_rate)
-        self.plan = torch.full((width, WINDOW, work.batch), -1, dtype=torch.int64, device=device)
-        self.cursor = torch.zeros(width, dtype=torch.int64, device=device)
-        self.end = torch.zeros(width, dtype=torch.int64, device=device)
-        self.num_steps = torch.zeros(width, dtype=torch.float64, device=device)
-        self.numbers = torch.arange(width, device=device)
+        like = next(model.parameters())
+        self.model, self.data, self.task, self.width = model, data, task, width
+        self.vectors = _vectors(layout, work, width, like, precision, by_hand)
+        self.augmented = work.augments
+        self.plan = torch.full((width, WINDOW, work.batch), -1, dtype=torch.int64, device=like.device)
+        self.cursor = torch.zeros(width, dtype=torch.int64, device=like.device)
+        self.end = torch.zeros(width, dtype=torch.int64, device=like.device)
+        self.numbers = torch.arange(width, device=like.device)
         self.gradients = torch.func.vmap(torch.func.grad(self._loss))
-        self.by_hand = AVAILABLE and device.type == "cuda" and dtype == torch.float32
-        self.at_work = torch.zeros(width, dtype=torch.bool, device=device)
-        if self.by_hand:
-            self.layers = Batched(precision, self.at_work)
-        self.plain = is_plain(work, work.optimizer)
         self._replay: Callable[[], None] | None = None
         self._plans: dict[int, Indices] = {}
         self._left: dict[int, int] = {}
         """Steps of the piece that lies on the device, in the lanes that are taken."""
-        self._shifted = False
 
     def seat(self, tasks: Sequence[Task]) -> None:
         """Put clients at their start; those of one run stand together in `tasks`."""
         if not tasks:
             return
         at = upload([task.lane for task in tasks], self.plan)
-        self._shifted |= any(task.correction.shift is not None for task in tasks)
         first = 0
         for _, group in groupby(tasks, key=lambda task: id(task.start)):
             some = list(group)
             here, first = at[first : first + len(some)], first + len(some)
-            self.start[here] = some[0].start
-            if some[0].correction.shift is not None:
-                self.shift[here] = torch.stack([task.correction.shift for task in some])  # type: ignore[misc]
-            elif self._shifted:
-                self.shift[here] = 0.0
-        self.params[at] = self.start[at]
+            shifts = [task.correction.shift for task in some if task.correction.shift is not None]
+            self.vectors.begin(here, some[0].start, torch.stack(shifts) if shifts else None)
         numbers = [(task.work.lr, float(task.correction.prox), task.correction.shift is not None) for task in tasks]
-        values = upload(numbers, self.lr, torch.float64)
-        self.lr[at], self.prox[at], self.shifted[at] = values.to(self.lr.dtype).unbind(-1)
-        self.num_steps[at] = 0.0
-        for moment in (self.first, self.second):
-            if moment.ndim:
-                moment[at] = 0.0
+        values = upload(numbers, self.vectors.lr, torch.float64)
+        self.vectors.set(at, *values.to(self.vectors.lr.dtype).unbind(-1))
         self._plans |= {task.lane: task.plan for task in tasks}
         self._bring([task.lane for task in tasks], at)
 
@@ -188,10 +159,10 @@ class Batch:
         if not self._left:
             return Progressed([], 0, 0)
         num_steps, busy = min(self._left.values()), len(self._left)
-        if self.plan.device.type == "cuda" and self._replay is None:
-            self._replay = self._capture()
+        if self._replay is None:
+            self._replay = self._prepare()
         for _ in range(num_steps):
-            (self._replay or self._step)()
+            self._replay()
         self._left = {lane: left - num_steps for lane, left in self._left.items()}
         ready = [lane for lane, left in self._left.items() if not left]
         more = [lane for lane in ready if len(self._plans[lane])]
@@ -204,8 +175,7 @@ class Batch:
 
     def updates(self, lanes: list[int]) -> Tensor:
         """[lanes, D] end minus start."""
-        at = upload(lanes, self.plan)
-        return self.params[at] - self.start[at]
+        return self.vectors.updates(upload(lanes, self.plan))
 
     def close(self) -> None:
         """Nothing to give back: the allocator has it."""
@@ -215,51 +185,25 @@ class Batch:
         # What a short batch lacks is there as some row, and counts nothing.
         return (tasks.losses(self.task, outputs, y) * counts).sum() / counts.sum().clamp(min=1)
 
-    def _gradients(self, *inputs: Tensor) -> list[Tensor]:
-        """[lanes, ...] of every tensor of the model, in the order of the vectors."""
-        named = self.layout.unflatten(self.params)
-        with self.layers if self.by_hand else contextlib.nullcontext():
-            grads = self.gradients(named, *inputs)
-        return [grads[name] for name in self.layout.names]
-
     @torch.no_grad()
     def _step(self) -> None:
-        active = torch.lt(self.cursor, self.end, out=self.at_work)
+        active = torch.lt(self.cursor, self.end, out=self.vectors.at_work)
         index = self.plan[self.numbers, self.cursor.clamp(max=WINDOW - 1)]
-        counts = ((index >= 0) & active[:, None]).to(self.params.dtype)
-        grads = self._gradients(*self.data.examples(index.clamp(min=0), augmented=self.work.augments), counts)
-        (self._fused if self.by_hand and self.plain else self._advance)(grads, active)
-        self.num_steps += active
+        counts = ((index >= 0) & active[:, None]).to(self.vectors.lr.dtype)
+        x, y = self.data.examples(index.clamp(min=0), augmented=self.augmented)
+        self.vectors.step(lambda named: self.gradients(named, x, y, counts))
         self.cursor += active
 
-    def _advance(self, grads: list[Tensor], active: Tensor) -> None:
-        """One step of the optimiser in the lanes that are at work."""
-        grad = torch.cat([part.reshape(self.width, -1) for part in grads], dim=1)
-        walk = local.Walk(self.params, self.first, self.second, self.num_steps)
-        correction = Correction(self.prox, self.shift)
-        moved = local.advance(self.work, walk, grad, start=self.start, correction=correction)
-        pairs = (self.params, moved.params), (self.first, moved.first), (self.second, moved.second)
-        for mine, new in pairs:
-            if mine.ndim:
-                mine.copy_(torch.where(active[:, None], new, mine))
-
-    def _fused(self, grads: list[Tensor], active: Tensor) -> None:
-        """The same in one pass."""
-        from .descent import adam, descend
-
-        kept = {"start": self.start, "shift": self.shift, "lr": self.lr, "prox": self.prox}
-        kept |= {"shifted": self.shifted, "active": active}
-        if self.work.optimizer == "adam":
-            adam(self.params, grads, first=self.first, second=self.second, num_steps=self.num_steps, **kept)
-        else:
-            descend(self.params, grads, **kept)
-
-    def _capture(self) -> Callable[[], None]:
-        """The step as one CUDA graph: its hundreds of kernels start at once."""
+    def _prepare(self) -> Callable[[], None]:
+        """The step, tried where it moves nobody; on a GPU as one CUDA graph: its hundreds of kernels start at once."""
+        end = self.end.clone()
+        self.end.zero_()
+        if self.plan.device.type != "cuda":
+            self._step()
+            self.end.copy_(end)
+            return self._step
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        end = self.end.clone()
-        self.end.zero_()  # warming up must not move anybody
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self._step()
@@ -267,6 +211,17 @@ class Batch:
         graph = captured(self._step)
         self.end.copy_(end)
         return graph.replay
+
+
+def _vectors(
+    layout: Layout, work: LocalWork, width: int, like: Tensor, precision: str, by_hand: bool | None
+) -> Vectors:
+    """With our kernels on a GPU, where they are for such numbers."""
+    if not (AVAILABLE and like.dtype == torch.float32 and (like.is_cuda if by_hand is None else by_hand)):
+        return Vectors(layout, work, width, like=like)
+    from .by_hand import ByHand
+
+    return ByHand(layout, work, width, like=like, precision=precision)
 
 
 def captured(function: Callable[[], Any], pool: Any = None) -> torch.cuda.CUDAGraph:

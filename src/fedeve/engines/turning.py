@@ -35,8 +35,8 @@ def turn(x: Tensor, dtype: torch.dtype, at_work: Tensor | None = None) -> Tensor
     lanes, pieces, rows, first, second = x.shape
     x = x if lanes and x[0].is_contiguous() else x.contiguous()
     out = x.new_empty(lanes, rows, second, first, dtype=dtype)
-    one, two = (min(128, triton.next_power_of_2(size)) for size in (first, second))
-    two = min(two, max(1, 4096 // one))
+    one, two = min(128, triton.next_power_of_2(first)), triton.next_power_of_2(second)
+    two = min(two, 1024 if first == 1 else 128, max(1, 4096 // one))
     grid = (triton.cdiv(first, one) * triton.cdiv(second, two), rows, lanes)
     _turn[grid](x, out, at_work, rows, x.stride(0), first, second, pieces, one, two)
     return out
