@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import shutil
 import statistics
 import sys
@@ -129,8 +128,7 @@ def paper() -> None:
                 continue
             place = len(labels)
             setting = heading.column.split(", ")[1].replace("Dirichlet ", "α ")
-            reached = re.findall(r"after ([\d,]+) of", heading.title) or ["1,500"]
-            labels.append(f"{name}\n{setting}\n{reached[0]}")
+            labels.append(f"{name}\n{setting}")
             for n, (row, colour) in enumerate(zip(shown, colours, strict=True)):
                 if row not in table.rows or not table.cells[row, number].values:
                     continue
@@ -143,11 +141,12 @@ def paper() -> None:
                 if y == gap and len(gaps) > 1:
                     images.errorbar(x, y, yerr=statistics.stdev(gaps), color=colour, linewidth=1)
                 if y != gap:
-                    images.annotate(f"{gap:+.0f}", (x, y), (4, -3), textcoords="offset points", fontsize=7.5)
+                    away, side = ((4, -3), "left") if gap < y else ((-4, -3), "right")
+                    images.annotate(f"{gap:+.0f}", (x, y), away, textcoords="offset points", fontsize=7.5, ha=side)
     images.axhline(0, color="#333333", linewidth=1)
     images.set_xticks(range(len(labels)), labels, fontsize=7.5)
     images.set(ylabel="points of accuracy above FedAvg", ylim=(lowest - 0.5, highest + 1.2))
-    words = "one local epoch; glyphs: five seeds, CIFAR-100: two, or one; bars: deviation of their leads; below: rounds"
+    words = "1,500 rounds, one local epoch; glyphs: five seeds, CIFAR-100: one to three; bars: deviation of their leads"
     images.set_title(words, fontsize=8.5)
     images.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
     section = results.read([ROOT / "results" / "table2"]).sections[0]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+import tables
 
 from fedeve.experiments import paper_tables
 from fedeve.report import results
@@ -15,14 +15,10 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_tables_of_the_pages_are_those_of_the_records() -> None:
-    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs" / "tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    texts = [page.read_text(encoding="utf-8") for page in module.PAGES]
-    assert set(re.findall(r"<!-- ([^>]+?) -->\n", "".join(texts))) - {"end"} == set(module.BLOCKS)
+    texts = [page.read_text(encoding="utf-8") for page in tables.PAGES]
+    assert set(re.findall(r"<!-- ([^>]+?) -->\n", "".join(texts))) - {"end"} == set(tables.BLOCKS)
     for text in texts:
-        assert module.refreshed(text) == text, "run python docs/tables.py"
+        assert tables.refreshed(text) == text, "run python docs/tables.py"
 
 
 def test_the_records_are_whole_and_small() -> None:
