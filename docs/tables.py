@@ -212,6 +212,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "ablation glyphs": lambda: ranked(
         ("after 600 rounds", "taken-apart-glyphs", PERCENT), ("after 1,500 rounds", "taken-apart-glyphs-1500", PERCENT)
     ),
+    "ablation cifar100": lambda: ranked((PERCENT, "taken-apart-cifar100-500-lenet5", PERCENT)),
     "noise": noise,
     "tuned mnist": lambda: ranked(
         ("after 150 rounds", "tuned-mnist", PERCENT), ("after 1,500 rounds", "tuned-mnist-1500", PERCENT)
