@@ -44,10 +44,12 @@ def printed_accuracies(name: str) -> dict[str, dict[str, list[float]]]:
 
 
 def beside(ours: str, printed: Sequence[float] | None) -> str:
+    """A cell of ours with the printed mean and deviation in brackets, if there are any."""
     return ours if printed is None else f"{ours} ({printed[0]:.2f} ± {printed[1]:.2f})"
 
 
 def ours(table: Table, row: str, number: int) -> str:
+    """What we measured: mean and deviation over seeds, bold where it is the best of its column; else why not."""
     cell, metric = table.cells[row, number], table.headings[number].metric
     if not cell.values:
         return cell.state
@@ -56,11 +58,13 @@ def ours(table: Table, row: str, number: int) -> str:
     return f"**{text}**" if cell.best else text
 
 
-def printed_beside(table: Table, row: str, number: int) -> str:
+def printed_cell(table: Table, row: str, number: int) -> str:
+    """What the paper prints there, or nothing."""
     cell, metric = table.cells[row, number], table.headings[number].metric
     return " ± ".join(map(metric.show, cell.printed)) if cell.printed else ""
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table with its numbers to the right."""
     rows = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
     return "\n".join([*rows, *(f"| {' | '.join(line)} |" for line in lines)])

@@ -21,7 +21,7 @@ from cells import (
     markdown,
     ours,
     printed_accuracies,
-    printed_beside,
+    printed_cell,
     section,
 )
 from leads import briefly, leads, on_the_way, verdicts
@@ -41,7 +41,7 @@ def ranking(column: str) -> str:
     for row in found[0].rows:
         cells = [(table, table.cells[row, number]) for table in found]
         if cells[0][1].values:
-            texts = [(ours(table, row, number), printed_beside(table, row, number)) for table, _ in cells]
+            texts = [(ours(table, row, number), printed_cell(table, row, number)) for table, _ in cells]
             lines.append([row, *(text for pair in texts for text in pair)])
     return f"{found[0].headings[number].title}\n\n{markdown(head, lines)}"
 
