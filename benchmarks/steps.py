@@ -76,15 +76,23 @@ def lenet5() -> list[dict[str, Any]]:
     return [step(run, width, precision="tf32") for width in (16, 32, 64, 128, 256)] + [step(run, 256)]
 
 
-def resnet18() -> list[dict[str, Any]]:
-    """Of noise in CIFAR-100's shape, batch 20."""
+def _resnet18() -> Run:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (1000, 3, 32, 32), dtype=np.uint8), rng.integers(0, 100, 1000)
     data = FederatedData.from_arrays(x, y, np.split(np.arange(1000), 10), x_test=x[:10], y_test=y[:10])
-    run = Run(method=FedAvg(), data=data, model="resnet18", local=LocalWork(batch=20))
-    small = [step(run, width, precision="bf16", repeats=40) for width in (8, 10, 14, 20, 28, 40)]
-    idle = [step(run, 40, busy=busy, precision="bf16", repeats=40) for busy in (36, 20)]
-    return [*small, *idle, step(run, 20, precision="tf32")]
+    return Run(method=FedAvg(), data=data, model="resnet18", local=LocalWork(batch=20))
+
+
+def resnet18() -> list[dict[str, Any]]:
+    """Of noise in CIFAR-100's shape, batch 20, in bfloat16."""
+    run = _resnet18()
+    full = [step(run, width, precision="bf16", repeats=40) for width in (8, 10, 14, 20, 28, 40, 56)]
+    return full + [step(run, 40, busy=busy, precision="bf16", repeats=40) for busy in (36, 20)]
+
+
+def resnet18_tf32() -> list[dict[str, Any]]:
+    """The same in TF32."""
+    return [step(_resnet18(), 20, precision="tf32")]
 
 
 def din() -> list[dict[str, Any]]:
@@ -94,7 +102,7 @@ def din() -> list[dict[str, Any]]:
     return [step(run, width, precision="tf32") for width in (128, 256)]
 
 
-PARTS = {part.__name__: part for part in (lenet5, resnet18, din)}
+PARTS = {part.__name__: part for part in (lenet5, resnet18, resnet18_tf32, din)}
 
 if __name__ == "__main__":
     if DEVICE.type != "cuda":

@@ -133,6 +133,7 @@ def steps() -> str:
         "lenet5": "LeNet-5, batch 20",
         "din": "DIN, batch 100, history 50, Adam",
         "resnet18": "ResNet-18, batch 20",
+        "resnet18_tf32": "ResNet-18, batch 20",
     }
     lines = [
         [words, step["precision"], _lanes(step), f"{step['ms']:.2f} ms", f"{step['lane_steps_per_second']:,}"]
