@@ -43,9 +43,14 @@ def printed_accuracies(name: str) -> dict[str, dict[str, list[float]]]:
     return defaultdict(dict, {row: dict(cells) for row, cells in found.items()})
 
 
-def beside(ours: str, printed: Sequence[float] | None) -> str:
-    """A cell of ours with the printed mean and deviation in brackets, if there are any."""
-    return ours if printed is None else f"{ours} ({printed[0]:.2f} ± {printed[1]:.2f})"
+def beside(ours: str, printed: str) -> str:
+    """A cell of ours with what is printed in brackets, if anything is."""
+    return f"{ours} ({printed})" if printed else ours
+
+
+def percents(printed: Sequence[float] | None) -> str:
+    """A printed accuracy: mean and deviation, or nothing."""
+    return f"{printed[0]:.2f} ± {printed[1]:.2f}" if printed else ""
 
 
 def ours(table: Table, row: str, number: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 from cells import (
     PARTITIONS,
     ROOT,
@@ -20,30 +21,31 @@ from cells import (
     curves,
     markdown,
     ours,
+    percents,
     printed_accuracies,
     printed_cell,
     section,
 )
 from leads import briefly, leads, on_the_way, verdicts
+from tuning import one_column, paper_and_tuned
 
+from fedeve.record import Record
 from fedeve.report import tables
-from fedeve.report.tables import Table
 
-PAGES = [ROOT / name for name in ("README.md", "docs/reproduction.md", "docs/performance.md", "docs/drift.md")]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RANKINGS = ("AUC", "HR@5", "HR@10", "NDCG@5", "NDCG@10")
 
 
 def ranking(column: str) -> str:
-    """Table 2 in one of its columns: ours and printed side by side."""
-    found = [t for t in tables.tables(section("table2")) if t.title in ("AUC", "HR@5", "HR@10", "NDCG@10")]
+    """Table 2 in one of its columns: ours, and in brackets what is printed."""
+    found = [t for t in tables.tables(section("table2")) if t.title in RANKINGS]
     number = next(n for n, heading in enumerate(found[0].headings) if heading.column == column)
-    head = ["", *(word for table in found for word in (table.title, "printed"))]
-    lines = []
-    for row in found[0].rows:
-        cells = [(table, table.cells[row, number]) for table in found]
-        if cells[0][1].values:
-            texts = [(ours(table, row, number), printed_cell(table, row, number)) for table, _ in cells]
-            lines.append([row, *(text for pair in texts for text in pair)])
-    return f"{found[0].headings[number].title}\n\n{markdown(head, lines)}"
+    lines = [
+        [row, *(beside(ours(table, row, number), printed_cell(table, row, number)) for table in found)]
+        for row in found[0].rows
+        if found[0].cells[row, number].values
+    ]
+    return markdown(["", *(table.title for table in found)], lines)
 
 
 def accuracies(name: str, *, prefix: str, printed: str = "") -> str:
@@ -57,7 +59,7 @@ def accuracies(name: str, *, prefix: str, printed: str = "") -> str:
     columns = {number: table.headings[number].column.removeprefix("glyphs in place of ") for number in numbers}
     head = ["", *(table.headings[number].title.removeprefix(prefix) for number in numbers)]
     lines = [
-        [row, *(beside(ours(table, row, n), theirs[row].get(column)) for n, column in columns.items())]
+        [row, *(beside(ours(table, row, n), percents(theirs[row].get(column))) for n, column in columns.items())]
         for row in table.rows
     ]
     return markdown(head, lines)
@@ -78,7 +80,7 @@ def at_a_glance() -> str:
             for number, heading in enumerate(table.headings)
             if heading.column in names and row in table.rows and table.cells[row, number].values
         )
-        return beside(ours(found[sweep], row, number).strip("*"), printed[row].get(column))
+        return beside(ours(found[sweep], row, number).strip("*"), percents(printed[row].get(column)))
 
     rows = found["table3-glyphs-full"].rows
     return markdown(["", *head], [[row, *(cell(row, column) for column in head)] for row in rows])
@@ -86,7 +88,7 @@ def at_a_glance() -> str:
 
 def ranked(*columns: tuple[str, str, str]) -> str:
     """Sweeps side by side, each column a title, a folder and a metric; rows from the last one's best, then others."""
-    found = [_one_column(folder, metric) for _, folder, metric in columns]
+    found = [one_column(folder, metric) for _, folder, metric in columns]
     order: list[str] = []
     for table, number in reversed(found):
         rows = [row for row in table.rows if row not in order and table.cells[row, number].values]
@@ -95,12 +97,6 @@ def ranked(*columns: tuple[str, str, str]) -> str:
         order += sorted(rows, key=means.__getitem__)
     lines = [[row, *(ours(t, row, n) if row in t.rows else "not run" for t, n in found)] for row in order]
     return markdown(["", *(title for title, _, _ in columns)], lines)
-
-
-def _one_column(name: str, metric: str) -> tuple[Table, int]:
-    """The table and the number of the column that shows a metric, in a sweep of one setting."""
-    found = next(t for t in tables.tables(section(name)) if metric in (t.title, *(h.title for h in t.headings)))
-    return found, next((n for n, heading in enumerate(found.headings) if heading.title == metric), 0)
 
 
 def noise() -> str:
@@ -175,6 +171,34 @@ def conditions() -> str:
     return markdown(["", *head], lines)
 
 
+def together() -> str:
+    """How FedEve's estimates of both drifts move while a model learns: medians over seeds, one local epoch."""
+    places = [
+        *(("glyphs", "table3-glyphs-full", f"glyphs in place of FEMNIST, {p}, E = 1", p) for p in PARTITIONS),
+        *(("MNIST", "table3-mnist", f"mnist in place of FEMNIST, {p}, E = 1", p) for p in PARTITIONS),
+        *(("CIFAR-100, N = 100", "table1-cifar100", f"CIFAR-100, {p}", p) for p in PARTITIONS[1:]),
+    ]
+    lines = []
+    for title, folder, column, partition in places:
+        entries = [e for e in section(folder).entries if (e.row, e.column) == ("FedEve", column) and e.record]
+        seeds = np.array([_falls_and_correlation(entry.record) for entry in entries])
+        period, client, correlation = np.median(seeds, axis=0)
+        lines.append([f"{title}, {partition}", f"{period:.1f}", f"{client:.1f}", f"{correlation:.2f}"])
+    head = ["", "Q falls by a factor of", "R falls by", "correlation of their changes"]
+    return markdown(head, lines)
+
+
+def _falls_and_correlation(record: Record) -> tuple[float, float, float]:
+    """First tenth of a run's lines over its last, for either drift; and how log Q and log R change from line to line.
+
+    The very first line is left out, since M starts at zero.
+    """
+    q, r = (np.array(record.fact_means(name))[1:] for name in ("period_drift", "client_drift"))
+    tenth = len(q) // 10
+    falls = [float(np.median(drift[:tenth]) / np.median(drift[-tenth:])) for drift in (q, r)]
+    return falls[0], falls[1], float(np.corrcoef(np.diff(np.log(q)), np.diff(np.log(r)))[0, 1])
+
+
 PERCENT = "accuracy, %"
 CIFAR_PLACES = [(f"CIFAR-100, Dirichlet {alpha}", seed) for alpha in ("1", "0.1", "0.01") for seed in (192, 225, 226)]
 
@@ -215,6 +239,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     ),
     "ablation cifar100": lambda: ranked((PERCENT, "taken-apart-cifar100-500-lenet5", PERCENT)),
     "noise": noise,
+    "tuned": paper_and_tuned,
     "tuned mnist": lambda: ranked(
         ("after 150 rounds", "tuned-mnist", PERCENT), ("after 1,500 rounds", "tuned-mnist-1500", PERCENT)
     ),
@@ -228,6 +253,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "steps": steps,
     "widths": widths,
     "conditions": conditions,
+    "together": together,
 }
 
 

@@ -14,7 +14,7 @@ from fedeve import all_methods
 from fedeve.experiments import catalogue
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 EQUATIONS = [
     [cell.strip() for cell in line.strip().strip("|").split(" | ")]
     for line in (ROOT / "docs/equations.md").read_text().splitlines()
@@ -47,10 +47,19 @@ def test_every_equation_has_its_function_and_its_test(row: list[str]) -> None:
     assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.M), test
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of this page is called."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    words = [re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading)) for heading in headings]
+    return {each.strip().lower().replace(" ", "-") for each in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_within_the_project_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+        there = page.parent / target if target else page
+        assert there.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(there), f"{page.name}: {target}#{anchor}"
 
 
 def test_the_readme_shows_the_table_of_methods_as_it_is() -> None:
