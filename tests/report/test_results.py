@@ -50,6 +50,16 @@ def test_rows_and_columns_stand_in_the_order_of_the_table_they_are_part_of(sweep
     assert "another" not in section.rows and NASTY in section.rows[len(rows) :]
 
 
+def test_of_a_folder_what_stands_beside_printed_numbers_comes_first_and_folders_as_they_are_given(sweep: Path) -> None:
+    top = sweep.parent
+    for name in ("first", "second"):
+        shutil.copytree(sweep, top / name)
+        changed(top / name, title=name, printed={})
+    changed(sweep, title="printed")
+    assert [section.title for section in results.read([top]).sections] == ["printed", "first", "second"]
+    assert [each.title for each in results.read([top / "second", top]).sections] == ["second", "printed", "first"]
+
+
 def test_runs_that_failed_and_runs_that_never_were_say_so(made: Path) -> None:
     section = only(made)
     failed, never = entry(section, NASTY), entry(section, "SCAFFOLD")

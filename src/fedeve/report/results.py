@@ -115,10 +115,13 @@ def read(folders: Sequence[Path], *, last: int | None = None, watch: Watcher | N
     """
     sweeps, records, figures = _find(folders)
     told = _Told(watch, total=sum(map(len, records.values())))
-    sections = [_sweep(path, last, told) for path in sweeps]
+    sections = []
+    for found in sweeps.values():
+        # What is beside printed numbers comes first, since a page is called by its first section.
+        sections += sorted((_sweep(path, last, told) for path in found), key=lambda section: not section.printed)
     taken = {entry.folder.resolve() for section in sections for entry in section.entries}
-    loose = {top: [path for path in found if path.parent.resolve() not in taken] for top, found in records.items()}
-    sections += [_loose(top, found, last, told) for top, found in loose.items() if found]
+    loose = {top: [path for path in paths if path.parent.resolve() not in taken] for top, paths in records.items()}
+    sections += [_loose(top, paths, last, told) for top, paths in loose.items() if paths]
     if not any(section.entries for section in sections) and not figures:
         raise FedeveError(
             "there is nothing to show",
@@ -137,9 +140,9 @@ def _told_apart(sections: list[Section]) -> Iterator[Section]:
         yield section if alone else replace(section, title=f"{section.title} ({section.folder})")
 
 
-def _find(folders: Sequence[Path]) -> tuple[list[Path], dict[Path, list[Path]], list[Path]]:
-    """Paths of sweeps, of records by the folder given, and of lists of figures; each once, in the order of names."""
-    sweeps, records, figures = [], {top: list[Path]() for top in folders}, []
+def _find(folders: Sequence[Path]) -> tuple[dict[Path, list[Path]], dict[Path, list[Path]], list[Path]]:
+    """Paths of sweeps and records by the folder given, and of lists of figures; each once, in the order of names."""
+    sweeps, records, figures = {top: list[Path]() for top in folders}, {top: list[Path]() for top in folders}, []
     seen: set[Path] = set()
     for top in folders:
         if not top.is_dir():
@@ -150,7 +153,7 @@ def _find(folders: Sequence[Path]) -> tuple[list[Path], dict[Path, list[Path]], 
                 continue
             seen.add(key)
             if path.name == SWEEP:
-                sweeps.append(path)
+                sweeps[top].append(path)
             elif path.name == FIGURES:
                 figures.append(path)
             else:
