@@ -253,7 +253,7 @@ def _show(folder: SweepFolder, say: Callable[[str], None], *, as_json: bool) -> 
         return
     rows, columns = (list(dict.fromkeys(names)) for names in zip(*((p.row, p.column) for p in points), strict=True))
     seeds = list(dict.fromkeys(point.seed for point in points))
-    say(f"{folder.sweep.title}: {len(points)} runs")
+    say(f"{folder.sweep.title}: {len(points)} run{'s' * (len(points) > 1)}")
     say(f"  rows     {_list(rows)}")
     say(f"  columns  {_list(columns)}")
     say(f"  seeds    {_list([str(seed) for seed in seeds])}")
