@@ -63,18 +63,21 @@ class Summary:
         weight = weights.sum(-1)
         # Divided before summing: exact for one client, and no overflow for large example counts.
         shares = weights / torch.where(weight > 0, weight, 1.0)[..., None]
-        center = values.mean(-2)
+        # Around the first client, so that clients who agree agree exactly: no spread, and FedEve's gain is 1.
+        gaps = values - values[..., :1, :]
+        middle = gaps.mean(-2, keepdim=True)
+        center, gaps = (values[..., :1, :] + middle).squeeze(-2), gaps - middle
         return cls(
             count=torch.full_like(weight, updates.shape[-2]),
             weight=weight,
             # The mean of what is left after the centre is taken away keeps all digits of the differences.
             mean=torch.where(
                 (weight > 0)[..., None],
-                center + (shares[..., None] * (values - center[..., None, :])).sum(-2),
+                center + (shares[..., None] * gaps).sum(-2),
                 0.0,
             ),
             center=center,
-            scatter=(values - center[..., None, :]).square().sum((-2, -1)),
+            scatter=gaps.square().sum((-2, -1)),
             extras={name: value.double().mean(-2) for name, value in (extras or {}).items()},
         )
 

@@ -139,10 +139,11 @@ def test_a_cohort_of_one_has_no_client_drift(drift: str, weight: float) -> None:
 
 @pytest.mark.parametrize("drift", ["paper", "released"])
 def test_equal_updates_are_averaged_whatever_the_weights(drift: str) -> None:
-    method, u = FedEve(drift=drift), np.array([0.5, -1.25, 2.0])
+    method, u = FedEve(drift=drift), np.array([0.1, -1 / 3, np.pi])  # sums of these round
     state = method.init(torch.zeros(3, dtype=torch.float64))
     for done in range(1, 6):
-        state, facts = method.step(state, Summary.of(torch.from_numpy(np.stack([u] * 4)), double(3, 0, 7, 1)))
+        weights = double(3, 0, 7, 1, 1, 9, 2)
+        state, facts = method.step(state, Summary.of(torch.from_numpy(np.stack([u] * 7)), weights))
         assert float(facts["client_drift"]) == 0.0
         assert float(facts["gain"]) == 1.0
         assert_close(state.params, done * u, rel=1e-14)
