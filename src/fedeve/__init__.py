@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .methods.fedeve import FedEve
     from .methods.fedeveadam import FedEveAdam
     from .methods.fedeveparts import FedEveParts
+    from .methods.fedeveprox import FedEveProx
     from .methods.fedopt import FedAdagrad, FedAdam, FedYogi
     from .methods.fedprox import FedProx
     from .methods.scaffold import Scaffold
@@ -47,6 +48,7 @@ _HOME = {
     "methods.fedeve": ("FedEve",),
     "methods.fedeveadam": ("FedEveAdam",),
     "methods.fedeveparts": ("FedEveParts",),
+    "methods.fedeveprox": ("FedEveProx",),
     "methods.fedopt": ("FedAdagrad", "FedAdam", "FedYogi"),
     "methods.fedprox": ("FedProx",),
     "methods.scaffold": ("Scaffold",),
@@ -58,8 +60,8 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Correction", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedEve", "FedEveAdam", "FedEveParts",
-    "FedProx", "FedYogi", "FederatedData", "FedeveError", "Layout", "LocalWork", "Method", "Record", "Run",
-    "Scaffold", "Sent", "Summary", "all_methods", "datasets", "partition", "simulate",
+    "FedEveProx", "FedProx", "FedYogi", "FederatedData", "FedeveError", "Layout", "LocalWork", "Method", "Record",
+    "Run", "Scaffold", "Sent", "Summary", "all_methods", "datasets", "partition", "simulate",
 ]  # fmt: skip
 
 

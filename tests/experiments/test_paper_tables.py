@@ -46,7 +46,11 @@ def test_methods_have_the_authors_values_which_differ_by_data_set() -> None:
         assert found["FedEveAdam (ours)"] == {"name": "fedeveadam", "server_lr": 1e-3, "beta2": 0.99, "tau": tau}
         assert found["SCAFFOLD"]["control"] == "paper" and found["SCAFFOLD (released)"]["control"] == "released"
         assert found["FedEve"]["drift"] == "paper" and found["FedEve (released)"]["drift"] == "released"
-    movies = methods_of(build(TABLES["table2"], seeds=1), "movielens1m")
+    ours = build(TABLES["table1"], seeds=1, methods=["fedeveprox"])
+    assert {point.row for point in ours.points} == {"FedEveProx (ours)"}
+    assert methods_of(ours, "femnist")["FedEveProx (ours)"]["mu"] == 1.0
+    movies = methods_of(build(TABLES["table2"], seeds=1, methods=["fedprox", "fedadam", "fedeveprox"]), "movielens1m")
+    assert movies["FedEveProx (ours)"]["mu"] == 0.01
     assert movies["FedProx"]["mu"] == 0.01 and movies["FedOpt (FedAdam)"]["tau"] == 1e-4
 
 

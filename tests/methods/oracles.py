@@ -26,6 +26,7 @@ from fedeve import (
     FedEve,
     FedEveAdam,
     FedEveParts,
+    FedEveProx,
     FedProx,
     FedYogi,
     Method,
@@ -190,6 +191,17 @@ class FedEveOracle(Oracle):
         return {"gain": G, "period_drift": Q, "client_drift": R}
 
 
+class FedEveProxOracle(FedEveOracle):
+    """FedEve's server; clients are held near the prediction, where they start."""
+
+    def __init__(self, w: Vec, num_clients: int, server_lr: float, mu: float) -> None:
+        super().__init__(w, num_clients, server_lr)
+        self.mu = mu
+
+    def corrected(self, client: int, grad: Vec, w: Vec, start: Vec) -> Vec:
+        return grad + self.mu * (w - (self.w + self.lr_g * self.M))
+
+
 class FedEveAdamOracle(FedEveOracle):
     """FedEve's filter; every step along M, also the look-ahead, is divided by the root of s plus tau."""
 
@@ -311,6 +323,8 @@ CASES: dict[str, Case] = {
     "fedeveadam-tuned": Case(
         FedEveAdam(server_lr=0.05, beta2=0.8, tau=3e-2), lambda w, n: FedEveAdamOracle(w, n, 0.05, 0.8, 3e-2)
     ),
+    "fedeveprox": Case(FedEveProx(), lambda w, n: FedEveProxOracle(w, n, 1.0, 0.01)),
+    "fedeveprox-tuned": Case(FedEveProx(server_lr=1.3, mu=0.8), lambda w, n: FedEveProxOracle(w, n, 1.3, 0.8)),
     "fedeveparts": Case(FedEveParts(), lambda w, n: FedEveOracle(w, n, 1.0, "paper")),
     "fedeveparts-gain-tuned": Case(
         FedEveParts(server_lr=1.2, gain=0.4), lambda w, n: FedEveApartOracle(w, n, 1.2, 0.4, True)

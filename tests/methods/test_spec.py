@@ -222,6 +222,8 @@ RUNS = {
     "scaffold-released": ("scaffold-released", SGD),
     "feddyn": ("feddyn-tuned", SGD),
     "fedeveadam": ("fedeveadam", SGD),
+    "fedeveprox": ("fedeveprox-tuned", SGD),
+    "fedeveprox-adam": ("fedeveprox", ADAM),
     "fedeveparts": ("fedeveparts-apart-tuned", SGD),
 }
 

@@ -30,7 +30,7 @@ class Row:
 
     def values(self, data: str) -> Table:
         """Its hyper-parameters on a data set: the authors' (they differ by data set) where the row has none."""
-        if self.method["name"] == "fedprox":
+        if self.method["name"] in ("fedprox", "fedeveprox"):
             return {"mu": 0.01 if data == "movielens1m" else 1.0, **self.method}
         if self.method["name"] in ("fedadam", "fedeveadam"):
             return {"tau": 3e-4 if data == "femnist" else 1e-4, **self.method}
@@ -51,6 +51,7 @@ ROWS = (
     Row("FedEve", "fedeve", {"name": "fedeve", "server_lr": 1.0, "drift": "paper"}),
     Row("FedEve (released)", "fedeve", {"name": "fedeve", "server_lr": 1.0, "drift": "released"}),
     Row("FedEveAdam (ours)", "", {"name": "fedeveadam", "server_lr": 1e-3, "beta2": 0.99}),
+    Row("FedEveProx (ours)", "", {"name": "fedeveprox", "server_lr": 1.0, "drift": "paper"}, by_default=False),
 )
 
 # Parts of a column's key that change its preset: the setting they put a value in, and how a column's name says it.

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     class FedEveParts(MethodStrategy): ...
 
+    class FedEveProx(MethodStrategy): ...
+
     class FedProx(MethodStrategy): ...
 
     class FedYogi(MethodStrategy): ...
@@ -56,8 +58,8 @@ _HOME = {
 }
 __all__ = [
     "Corrected", "DriftMonitor", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedEve", "FedEveAdam",
-    "FedEveParts", "FedProx", "FedYogi", "MethodStrategy", "Options", "Scaffold", "SecureStrategy", "correct",
-    "say_partition", "secure_update",
+    "FedEveParts", "FedEveProx", "FedProx", "FedYogi", "MethodStrategy", "Options", "Scaffold", "SecureStrategy",
+    "correct", "say_partition", "secure_update",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
