@@ -215,6 +215,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
         "table1-cifar100-augmented", prefix="CIFAR-100, ", printed="table1"
     ),
     "table1 cifar100 in 500": lambda: accuracies("table1-cifar100-500", prefix="CIFAR-100 in 500 clients, "),
+    "table1 cifar100 lenet5": lambda: accuracies("table1-cifar100-lenet5", prefix="CIFAR-100, "),
+    "table1 cifar100 rates": lambda: ranked(
+        *((f"local rate {rate}", f"table1-cifar100-500-lenet5-lr{rate}", PERCENT) for rate in ("0.01", "0.1", "0.03"))
+    ),
     "table1 glyphs": lambda: accuracies("table1-glyphs", prefix="glyphs in place of FEMNIST, "),
     **{
         f"table3 {partition}": partial(
