@@ -61,6 +61,7 @@ bench: $(READY)  ## speed, on this machine, into benchmarks/results (MovieLens o
 	$(BIN)/python benchmarks/femnist.py build
 	$(BIN)/python benchmarks/lanes.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/server.py
 	$(BIN)/python benchmarks/inspect_full.py
 	@if [ -n "$$FEDEVE_DATA" ]; then $(BIN)/python benchmarks/movielens.py; else echo "FEDEVE_DATA is not set: no MovieLens"; fi
 

@@ -191,6 +191,20 @@ def test_leading_axes_are_lanes(seed, num_lanes):
             np.testing.assert_allclose(together.extras["control"][i, lane], extras["control"][i, lane].mean(0))
 
 
+@modest
+@given(seed=st.integers(0, 10**6), num_clients=st.integers(1, 6), dim=st.integers(1, 12), block=st.integers(1, 5))
+def test_a_large_model_is_summarised_in_blocks(seed, num_clients, dim, block):
+    updates, weights = arrays(seed, num_clients, dim)
+    extras = {"control": np.random.default_rng(seed + 1).normal(size=updates.shape)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedeve.summary._BLOCK", block)
+        summary = of(updates, weights, extras)
+        agreed = of(np.repeat(updates[:1], 5, axis=0), np.arange(1.0, 6.0))
+    assert_matches(summary, two_pass(updates, weights), scale=10.0)
+    np.testing.assert_allclose(summary.extras["control"], extras["control"].mean(0), rtol=1e-12, atol=1e-14)
+    assert agreed.spread == 0  # to the last bit, in every block
+
+
 def test_merging_changes_neither_part():
     first, second = of(*arrays(0, 3, 2)), of(*arrays(1, 4, 2))
     before = [getattr(part, name).clone() for part in (first, second) for name in FIELDS]

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from .errors import FedeveError, Words
 
+_BLOCK = 2**17  # numbers of every update in float64 at once: what a cache holds, not what a large model fills
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -59,26 +61,22 @@ class Summary:
         """
         if not trusted:
             _check(updates, weights, extras or {})
-        values, weights = updates.double(), weights.double()
+        weights = weights.double()
         weight = weights.sum(-1)
         # Divided before summing: exact for one client, and no overflow for large example counts.
         shares = weights / torch.where(weight > 0, weight, 1.0)[..., None]
-        # Around the first client, so that clients who agree agree exactly: no spread, and FedEve's gain is 1.
-        gaps = values - values[..., :1, :]
-        middle = gaps.mean(-2, keepdim=True)
-        center, gaps = (values[..., :1, :] + middle).squeeze(-2), gaps - middle
+        blocks = (_moments(block.double(), shares) for block in updates.split(_BLOCK, -1))
+        means, centers, scatters = zip(*blocks, strict=True)
         return cls(
             count=torch.full_like(weight, updates.shape[-2]),
             weight=weight,
-            # The mean of what is left after the centre is taken away keeps all digits of the differences.
-            mean=torch.where(
-                (weight > 0)[..., None],
-                center + (shares[..., None] * gaps).sum(-2),
-                0.0,
-            ),
-            center=center,
-            scatter=gaps.square().sum((-2, -1)),
-            extras={name: value.double().mean(-2) for name, value in (extras or {}).items()},
+            mean=torch.where((weight > 0)[..., None], torch.cat(means, -1), 0.0),
+            center=torch.cat(centers, -1),
+            scatter=torch.stack(scatters).sum(0),
+            extras={
+                name: torch.cat([block.double().mean(-2) for block in value.split(_BLOCK, -1)], -1)
+                for name, value in (extras or {}).items()
+            },
         )
 
     @classmethod
@@ -139,6 +137,17 @@ class Summary:
     def merged(parts: Iterable[Summary]) -> Summary:
         """All `parts` merged from left to right; there must be at least one."""
         return reduce(Summary.merge, parts)
+
+
+def _moments(values: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted mean, plain mean and scatter of `values` [..., S, D], all in float64."""
+    # Around the first client, so that clients who agree agree exactly: no spread, and FedEve's gain is 1.
+    gaps = values - values[..., :1, :]
+    middle = gaps.mean(-2, keepdim=True)
+    center = (values[..., :1, :] + middle).squeeze(-2)
+    gaps -= middle
+    # The mean of what is left after the centre is taken away keeps all digits of the differences.
+    return center + (shares[..., None] * gaps).sum(-2), center, gaps.square().sum((-2, -1))
 
 
 def _words(summary: Summary) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from fedeve.engines.lanes import Lanes
 from fedeve.engines.loop import Interrupted, Progress
 from fedeve.engines.pool import OnDevice, bytes_per_lane
 from fedeve.engines.profile import Profile
+from fedeve.engines.server import _finite
 from fedeve.layout import Layout
 
 DEVICES = [
@@ -205,6 +207,16 @@ def test_a_cohort_of_nobody_but_those_who_diverge_is_a_lost_round() -> None:
     for ours in (simulate(run, engine="lanes"), in_rows(run)):
         assert ours.lost == theirs.lost == [1, 2] and ours.left_out == theirs.left_out
         assert torch.equal(ours.params, theirs.params)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_one_number_that_is_not_finite_is_seen_wherever_it_is(poison: float, dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    for column in (0, 40, 99):
+        updates, control = torch.full((4, 100), largest, dtype=dtype), torch.full((4, 100), -largest, dtype=dtype)
+        updates[1, column], control[2, column] = poison, poison
+        assert _finite(updates, control).tolist() == [True, False, False, True]
 
 
 @pytest.mark.parametrize("cohort", [1, 12])

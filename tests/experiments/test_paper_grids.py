@@ -147,3 +147,23 @@ def test_the_view_shows_of_every_column_the_first_metric_it_has(tmp_path: Path) 
     row = "FedAvg, server_lr 1"
     assert board.value(row, IMAGES[0]) == "50.00 %" and board.value(row, "MovieLens-1M, lr 0.01") == "0.7500"
     assert board.metric == "accuracy or auc"
+
+
+def test_a_sweep_that_was_not_calibrated_says_how_far_it_is_and_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fedeve.experiments.sweep_view.time.monotonic", lambda: now[0])
+    sweep = build(TABLES["tuned"], methods=["FedAvg, server_lr 1"], only=["cifar100"], seeds=1)
+    first, *others = sweep.points
+    assert others
+    others_done = [Status("finished", num_rounds=other.rounds) for other in others]
+    statuses = [Status("begun", num_rounds=first.rounds - 30), *others_done]
+    board = Board(SweepFolder(tmp_path, sweep), statuses, {})
+    assert board.time_left is None and "left" not in board.words()  # nothing was played yet
+    for number in range(10):
+        now[0] += 6.0
+        board.apply({"run": first.name, "event": "round", "round": first.rounds - 29 + number, "metrics": {}})
+    played = sum(point.rounds for point in sweep.points) - 20
+    assert board.time_left == pytest.approx(20 * 6.0)
+    assert f"{played:,} of {played + 20:,} rounds" in board.words() and board.words().endswith("2.0 min left")

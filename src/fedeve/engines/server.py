@@ -45,7 +45,8 @@ def finish(method: Method, sent: Sent, replies: Replies, lr: float) -> tuple[Vec
 
 
 def _finite(*vectors: Tensor) -> Tensor:
-    return torch.stack([torch.isfinite(v).all(-1) for v in vectors]).all(0)
+    ends = [end for vector in vectors for end in (vector.amax(-1), vector.amin(-1))]  # NaN is both; nothing is copied
+    return torch.isfinite(torch.stack(ends)).all(0)
 
 
 def _summary(replies: Replies, extras: Vectors) -> tuple[Summary, Tensor]:

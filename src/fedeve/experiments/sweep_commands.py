@@ -60,7 +60,7 @@ class Options:
     retry: Annotated[bool, typer.Option("--retry", help="Try failed runs again.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False
     no_calibration: Annotated[
-        bool, typer.Option("--no-calibration", help="Start at once, without an expected time.")
+        bool, typer.Option("--no-calibration", help="Start at once; the time left is guessed from the rounds played.")
     ] = False
     track: Annotated[
         list[str] | None, typer.Option(help="Send curves to tensorboard, wandb or mlflow; may be given repeatedly.")
@@ -179,7 +179,7 @@ def _play(folder: SweepFolder, options: Options, until: float | None, say: Calla
     points = folder.unfinished()
     per_round: dict[str, float] = {}
     if options.processes > 1:
-        say(f"{options.processes} processes, so there is no calibration and no expected time.")
+        say(f"{options.processes} processes and no calibration: the time left is guessed from the rounds played.")
     elif not options.no_calibration and not ray:
         say("Calibrating ...")
         per_round = player.calibrate(points)

@@ -25,7 +25,7 @@ class Board:
         self.title, self.points = folder.sweep.title, {point.name: point for point in folder.sweep.points}
         self.states = dict(zip(self.points, (status.state for status in statuses), strict=True))
         self.rounds = dict(zip(self.points, (status.num_rounds for status in statuses), strict=True))
-        self.per_round = per_round
+        self.is_foreseen, self.per_round = bool(per_round), per_round or dict.fromkeys(self.points, 1.0)
         self.occupancy: float | None = None
         self.playing: set[str] = set()
         self.metrics = list(folder.sweep.metrics)
@@ -70,7 +70,7 @@ class Board:
 
     @property
     def time_left(self) -> float | None:
-        """Seconds, by what was foreseen of the rounds that are left and how fast those so far were."""
+        """Seconds, by what was foreseen of the rounds that are left (else all alike) and how fast those so far were."""
         left = sum(
             (point.rounds - self.rounds[name]) * self.per_round.get(name, 0.0)
             for name, point in self.points.items()
@@ -79,11 +79,21 @@ class Board:
         elapsed = time.monotonic() - self.begun
         if not left:
             return None
-        return left * elapsed / self.foreseen if self.foreseen and elapsed > 2 else left
+        if self.foreseen and elapsed > 2:
+            return left * elapsed / self.foreseen
+        return left if self.is_foreseen else None
+
+    @property
+    def rounds_played(self) -> tuple[int, int]:
+        """How many rounds of all."""
+        return sum(self.rounds.values()), sum(point.rounds for point in self.points.values())
 
     def words(self) -> str:
         """The whole in one line."""
         parts = [f"{number} {state}" for state, number in self.counts.items() if number or state == "finished"]
+        played, of_all = self.rounds_played
+        if 0 < played < of_all:
+            parts.append(f"{played:,} of {of_all:,} rounds")
         if self.occupancy is not None:
             parts.append(f"lanes {self.occupancy:.0%} busy")
         if self.time_left is not None:
@@ -123,7 +133,9 @@ class _Lines:
             self._print(self._end(event))
         elif now - self.told_at >= _EVERY:
             self.told_at = now
-            whole = {"event": "progress", **self.board.counts, "seconds_left": self.board.time_left}
+            played, of_all = self.board.rounds_played
+            whole = {"event": "progress", **self.board.counts, "rounds": played, "rounds_in_all": of_all}
+            whole["seconds_left"] = self.board.time_left
             self._print(whole if self.as_json else self.board.words())
 
     def _end(self, event: Event) -> str | Event:
@@ -170,8 +182,7 @@ def _picture(board: Board) -> Any:
             is_top = board.best.get((row, column)) == top[column]
             cells.append(Text(board.value(row, column), style="bold" if is_top else ""))
         table.add_row(row, *cells)
-    done = sum(board.rounds.values())
-    total = sum(point.rounds for point in board.points.values())
-    bar = ProgressBar(total=total, completed=done, width=48)
+    played, of_all = board.rounds_played
+    bar = ProgressBar(total=of_all, completed=played, width=48)
     more = [Text(f"and {len(rows) - _ROWS} rows more")] if len(rows) > _ROWS else []
     return Group(Text(board.title, style="bold"), bar, Text(board.words()), table, *more)
