@@ -164,6 +164,14 @@ def test_a_seed_can_be_chosen_by_itself(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "got '--seeds 2 and --seed 225'; leave one of them out" in refused.stderr
 
 
+@pytest.mark.parametrize("setting", ["model=lenet5", "model=cnn"])
+def test_another_model_has_no_printed_number_beside_it(setting: str) -> None:
+    sweep = build(TABLES["table1"], only=["cifar100"], assignments=[setting])
+    assert sweep.title.endswith(setting) and not sweep.printed and not sweep.notes and not sweep.source
+    same = build(TABLES["table1"], only=["cifar100"], assignments=["model.stem=imagenet", "local.lr=0.03"])
+    assert same.printed == build(TABLES["table1"], only=["cifar100"]).printed and same.notes
+
+
 def test_a_stand_in_is_called_what_it_is_and_has_no_printed_number_beside_it() -> None:
     sweep = build(TABLES["table1"], data="mnist", seeds=1, root="/data")
     columns = {point.column for point in sweep.points}

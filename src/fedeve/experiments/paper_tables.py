@@ -99,19 +99,21 @@ def build(
             base["data"] = _standin(base["data"], data or "")
         if root is not None and not tiny and issubclass(all_datasets()[base["data"]["name"]], FileDataset):
             base["data"]["root"] = root
-        if column.data not in standins and not tiny:
-            names[column] = label
+        model = _model(base)
         base = configs.override(base, assignments)
+        if column.data not in standins and not tiny and _model(base) == model:  # else nothing was printed for it
+            names[column] = label
         for row in rows:
             config = _of_row(base, row, column, tiny=tiny)
             points += [Point(configs.check({**config, "seed": s}), row.name, label) for s in _seeds(table, seeds)]
     title = table.title + (" (tiny, on embedded data)" if tiny else f" ({data} in place of FEMNIST)" * bool(standins))
     title += ("" if tiny else _other_rounds(points, columns)) + _other_settings(assignments)
-    sweep = Sweep(title, points, list(table.metrics), grows=True, notes=_read_printed()["notes"].get(table.name, []))
+    printed, book = _printed(table, rows, names), _read_printed()
+    notes = book["notes"].get(table.name, []) if printed or table.name not in book["tables"] else []
+    sweep = Sweep(title, points, list(table.metrics), grows=True, notes=notes)
     sweep = replace(sweep, order={"rows": [row.name for row in table.rows], "columns": list(labels.values())})
     sweep = replace(sweep, last=min(LAST, max(1, min(point.rounds for point in points) // 10)))
-    printed = _printed(table, rows, names)
-    return replace(sweep, printed=printed, source=_read_printed()["source"]) if printed else sweep
+    return replace(sweep, printed=printed, source=book["source"]) if printed else sweep
 
 
 def _other_rounds(points: Sequence[Point], columns: Sequence[Column]) -> str:
@@ -153,6 +155,12 @@ def _of_row(base: Table, row: Row, column: Column, *, tiny: bool) -> Table:
         plan = configs.check({**config, "method": "fedeve"})
         config["method"]["layers"] = layer_sizes(plan, load=tiny)
     return config
+
+
+def _model(config: Table) -> Any:
+    """A setting's model by name."""
+    model = config["model"]
+    return model["name"] if isinstance(model, dict) else model
 
 
 def _printed(table: PaperTable, rows: Sequence[Row], names: dict[Column, str]) -> Printed:
