@@ -219,6 +219,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "table1 cifar100 rates": lambda: ranked(
         *((f"local rate {rate}", f"table1-cifar100-500-lenet5-lr{rate}", PERCENT) for rate in ("0.01", "0.1", "0.03"))
     ),
+    "table1 cifar100 rates resnet18": lambda: ranked(
+        ("local rate 0.01", "table1-cifar100-500", "CIFAR-100 in 500 clients, Dirichlet 0.1"),
+        ("local rate 0.03", "table1-cifar100-500-lr0.03", PERCENT),
+    ),
     "table1 glyphs": lambda: accuracies("table1-glyphs", prefix="glyphs in place of FEMNIST, "),
     **{
         f"table3 {partition}": partial(

@@ -145,9 +145,9 @@ class Residual(nn.Module):
 @pytest.mark.parametrize(
     ("work", "piece", "tolerance"),
     [
-        ({}, 2048, 1e-5),
-        ({}, 32, 1e-5),
-        ({"momentum": 0.5}, 2048, 1e-5),
+        ({}, 2048, 3e-5),  # 1.1e-5 on an H200, whose sums have another order
+        ({}, 32, 3e-5),
+        ({"momentum": 0.5}, 2048, 3e-5),
         ({"optimizer": "adam"}, 2048, 0.1),  # which makes whole steps of gradients that are rounding alone
     ],
     ids=str,
