@@ -30,10 +30,8 @@ from fedeve import (
 )
 from fedeve.engines.lanes import Lanes
 from fedeve.engines.loop import Interrupted, Progress
-from fedeve.engines.pool import OnDevice, bytes_per_lane
 from fedeve.engines.profile import Profile
 from fedeve.engines.server import _finite
-from fedeve.layout import Layout
 
 DEVICES = [
     "cpu",
@@ -338,26 +336,6 @@ def test_profiles_say_where_the_time_went() -> None:
     assert f"{about['client_steps']:,} client-steps" in profile.lines()[0]
 
 
-def test_the_width_follows_cohorts_memory_and_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def planned(**options: Any) -> int:
-        runs = [some_run(cohort=cohort, local=work, dropout=0.0) for cohort in (6, 5)]
-        return Lanes(runs, torch.device("cpu"), batched=True, **options)._planned([0, 1])
-
-    work = LocalWork(steps=4, batch=8)
-    assert planned() == 10  # of eleven clients a round one or two have no data
-    assert planned(width=3) == 3
-    monkeypatch.setattr("fedeve.engines.lanes.free_on", lambda _: 1e5)
-    assert 1 <= planned() < 10
-
-
-def test_a_lane_of_a_larger_batch_takes_more_memory() -> None:
-    run = some_run()
-    model, data = run.build_model(), OnDevice(DATA, torch.float64, torch.device("cpu"))
-    layout = Layout.of(model)
-    small, large = (bytes_per_lane(model, layout, data, LocalWork(batch=batch)) for batch in (8, 16))
-    assert 10 * 8 * layout.num_params < small < large
-
-
 def test_models_of_few_channels_are_told_by_all_their_convolutions() -> None:
     pytest.importorskip("triton", reason="hand-batched layers need Triton")
     from fedeve.engines.lanes import _has_few_channels
@@ -374,35 +352,6 @@ def test_where_a_gpu_was_used_before_a_cpu_s_lanes_are_in_this_process(monkeypat
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(os, "fork", None)
     assert torch.equal(simulate(run, engine="lanes", device="cpu", width=2).params, apart.params)
-
-
-def test_lack_of_memory_is_not_taken_for_a_model_that_does_not_fit() -> None:
-    class Hungry(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        simulate(some_run(model=Hungry(6, 3)))
-
-
-def test_lack_of_memory_halves_the_width_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third step of a pool of more than two lanes finds no memory: the rounds under way are done again."""
-    from fedeve.engines.pool import Batch
-
-    step, steps = Batch._step, []
-
-    def scarce(self: Batch) -> None:
-        steps.append(self.width)
-        if self.width > 2 and steps.count(self.width) == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        step(self)
-
-    monkeypatch.setattr(Batch, "_step", scarce)
-    run = some_run(method=Scaffold())
-    with pytest.warns(UserWarning, match="out of memory; going on with [34] lanes|going on with [12] lanes"):
-        ours = in_rows(run, width=6)
-    assert set(steps) == {6, 3, 1}
-    assert_close(ours, simulate(run, engine="reference"), 1e-9)
 
 
 def test_a_precision_that_only_a_gpu_has_is_refused_elsewhere() -> None:

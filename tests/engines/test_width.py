@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from walking import DATA, assert_close, in_rows, some_run
 
-from fedeve import FedAvg, FederatedData, LocalWork, Run
+from fedeve import FedAvg, FederatedData, LocalWork, Run, Scaffold, simulate
 from fedeve.engines.lanes import Lanes
 from fedeve.engines.loop import Book, _play
-from fedeve.engines.pool import Batch
+from fedeve.engines.pool import Batch, OnDevice, bytes_per_lane
 from fedeve.engines.profile import Profile
 from fedeve.engines.width import useful
+from fedeve.layout import Layout
 
 MODEL = nn.Linear(2, 2)
 
@@ -83,3 +85,50 @@ def test_the_largest_clients_of_a_cohort_begin_first(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Batch, "seat", noted)
     played(runs([10, 70, 30, 50, 20, 60], 1, cohort=6, rounds=1), width=2)
     assert seated == [7, 6, 5, 3, 2, 1]
+
+
+def test_the_width_follows_cohorts_memory_and_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(**options: Any) -> int:
+        runs = [some_run(cohort=cohort, local=work, dropout=0.0) for cohort in (6, 5)]
+        return Lanes(runs, torch.device("cpu"), batched=True, **options)._planned([0, 1])
+
+    work = LocalWork(steps=4, batch=8)
+    assert planned() == 10  # of eleven clients a round one or two have no data
+    assert planned(width=3) == 3
+    monkeypatch.setattr("fedeve.engines.lanes.free_on", lambda _: 1e5)
+    assert 1 <= planned() < 10
+
+
+def test_a_lane_of_a_larger_batch_takes_more_memory() -> None:
+    run = some_run()
+    model, data = run.build_model(), OnDevice(DATA, torch.float64, torch.device("cpu"))
+    layout = Layout.of(model)
+    small, large = (bytes_per_lane(model, layout, data, LocalWork(batch=batch)) for batch in (8, 16))
+    assert 10 * 8 * layout.num_params < small < large
+
+
+def test_lack_of_memory_is_not_taken_for_a_model_that_does_not_fit() -> None:
+    class Hungry(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        simulate(some_run(model=Hungry(6, 3)))
+
+
+def test_lack_of_memory_halves_the_width_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third step of a pool of more than two lanes finds no memory: the rounds under way are done again."""
+    step, steps = Batch._step, []
+
+    def scarce(self: Batch) -> None:
+        steps.append(self.width)
+        if self.width > 2 and steps.count(self.width) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(self)
+
+    monkeypatch.setattr(Batch, "_step", scarce)
+    run = some_run(method=Scaffold())
+    with pytest.warns(UserWarning, match="out of memory; going on with [34] lanes|going on with [12] lanes"):
+        ours = in_rows(run, width=6)
+    assert set(steps) == {6, 3, 1}
+    assert_close(ours, simulate(run, engine="reference"), 1e-9)
