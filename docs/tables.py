@@ -25,6 +25,7 @@ from cells import (
     printed_accuracies,
     printed_cell,
     section,
+    values_of,
 )
 from leads import briefly, leads, on_the_way, verdicts
 from tuning import one_column, paper_and_tuned
@@ -84,6 +85,30 @@ def at_a_glance() -> str:
 
     rows = found["table3-glyphs-full"].rows
     return markdown(["", *head], [[row, *(cell(row, column) for column in head)] for row in rows])
+
+
+def levels() -> str:
+    """CIFAR-100 at Dirichlet 0.1, one seed, with one setting changed at a time: midway, and over the last 100 rounds."""
+    column, seed, last = "CIFAR-100, Dirichlet 0.1", 192, max(MIDWAY)
+    changed = {
+        "as in the table": "table1-cifar100",
+        "local rate 0.03": "table1-cifar100-lr0.03",
+        "ImageNet's stem": "table1-cifar100-imagenet-stem",
+        "32 groups": "table1-cifar100-groups32",
+        "augmented images": "table1-cifar100-augmented",
+    }
+    lines = []
+    for title, name in changed.items():
+        (table,), line = tables.tables(section(name)), [title]
+        for row in ("FedAvg", "FedEve"):
+            curve, values = curves(name)[row, column, seed], values_of(table, column)[row]
+            end = f"{values[seed]:.2f}" if max(curve) == 1500 else f"ended at {max(curve)}"
+            line += [f"{statistics.mean(curve[n] for n in MIDWAY):.2f}", end]
+        lines.append(line)
+    printed = printed_accuracies("table1")
+    ends = [percents(printed[row][column]) for row in ("FedAvg", "FedEve")]
+    head = [f"{row}{words}" for row in ("FedAvg", "FedEve") for words in (f", rounds {min(MIDWAY)} and {last}", "")]
+    return markdown(["", *head], [*lines, ["printed", "", ends[0], "", ends[1]]])
 
 
 def ranked(*columns: tuple[str, str, str]) -> str:
@@ -200,6 +225,7 @@ def _falls_and_correlation(record: Record) -> tuple[float, float, float]:
 
 
 PERCENT = "accuracy, %"
+MIDWAY = (600, 650)
 CIFAR_PLACES = [(f"CIFAR-100, Dirichlet {alpha}", seed) for alpha in ("1", "0.1", "0.01") for seed in (192, 225, 226)]
 
 
@@ -214,6 +240,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "table1 cifar100 augmented": lambda: accuracies(
         "table1-cifar100-augmented", prefix="CIFAR-100, ", printed="table1"
     ),
+    "table1 cifar100 levels": levels,
     "table1 cifar100 in 500": lambda: accuracies("table1-cifar100-500", prefix="CIFAR-100 in 500 clients, "),
     "table1 cifar100 lenet5": lambda: accuracies("table1-cifar100-lenet5", prefix="CIFAR-100, "),
     "table1 cifar100 rates": lambda: ranked(
