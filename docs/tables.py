@@ -88,7 +88,7 @@ def at_a_glance() -> str:
 
 
 def levels() -> str:
-    """CIFAR-100 at Dirichlet 0.1, one seed, with one setting changed at a time: midway, and over the last 100 rounds."""
+    """CIFAR-100 at Dirichlet 0.1, one seed, one setting changed at a time: midway, and over the last 100 rounds."""
     column, seed, last = "CIFAR-100, Dirichlet 0.1", 192, max(MIDWAY)
     changed = {
         "as in the table": "table1-cifar100",
